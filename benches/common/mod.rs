@@ -1,0 +1,50 @@
+//! What the benches share: an inner service that does nothing, and a way to drive one request.
+#![allow(dead_code, reason = "each bench uses a part of it")]
+
+use std::{
+    convert::Infallible,
+    future::{Future, Ready as ReadyFuture, ready},
+    hint::black_box,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use tower::Service;
+
+/// Always ready, answers at once.
+#[derive(Clone, Debug)]
+pub(crate) struct Ready;
+
+impl Service<u64> for Ready {
+    type Response = u64;
+    type Error = Infallible;
+    type Future = ReadyFuture<Result<u64, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: u64) -> Self::Future {
+        ready(Ok(request))
+    }
+}
+
+pub(crate) fn noop() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+/// One request that never has to wait: ready, call, response. Says whether it was served.
+#[inline]
+pub(crate) fn drive<S>(service: &mut S) -> bool
+where
+    S: Service<u64, Response = u64>,
+{
+    let mut cx = noop();
+    let Poll::Ready(Ok(())) = service.poll_ready(&mut cx) else {
+        panic!("not ready")
+    };
+    match pin!(service.call(black_box(1))).poll(&mut cx) {
+        Poll::Ready(result) => result.is_ok(),
+        Poll::Pending => panic!("pending"),
+    }
+}

@@ -1,0 +1,107 @@
+//! Instructions per request, counted by callgrind: the same on every run, whatever else the machine
+//! does. `cargo bench --bench instructions` (needs `valgrind` on the PATH; says so where it is not).
+//!
+//! The program runs itself under callgrind for 1 000 and for 2 000 requests; the difference is what
+//! 1 000 requests cost, without start and end.
+
+mod common;
+
+use std::{env, process::Command};
+
+use common::{Ready, drive, noop};
+use tower::{Layer, Service};
+
+const REQUESTS: u64 = 1_000;
+
+type Row = (&'static str, &'static str, fn(u64));
+
+/// Scenario, implementation, and `n` requests through it.
+const ROWS: &[Row] = &[
+    ("concurrency_limit", "tower-backpressure", |n| {
+        let mut service = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("concurrency_limit", "tower", |n| {
+        let mut service = tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("concurrency_limit_cloned", "tower-backpressure", |n| {
+        let service = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service.clone())));
+    }),
+    ("concurrency_limit_cloned", "tower", |n| {
+        let service = tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service.clone())));
+    }),
+    ("load_shed_reject", "tower-backpressure", |n| {
+        let limit = tower_backpressure::ConcurrencyLimitLayer::new(1);
+        let mut shed = tower_backpressure::LoadShedLayer::new().layer(limit.layer(Ready));
+        let _full = limit.handle().try_acquire().expect("free");
+        (0..n).for_each(|_| assert!(!drive(&mut shed)));
+    }),
+    ("load_shed_reject", "tower", |n| {
+        let mut limit = tower::limit::ConcurrencyLimitLayer::new(1).layer(Ready);
+        let mut shed = tower::load_shed::LoadShedLayer::new().layer(limit.clone());
+        assert!(limit.poll_ready(&mut noop()).is_ready());
+        (0..n).for_each(|_| assert!(!drive(&mut shed)));
+    }),
+    ("load_shed_reject_cloned", "tower-backpressure", |n| {
+        let limit = tower_backpressure::ConcurrencyLimitLayer::new(1);
+        let shed = tower_backpressure::LoadShedLayer::new().layer(limit.layer(Ready));
+        let _full = limit.handle().try_acquire().expect("free");
+        (0..n).for_each(|_| assert!(!drive(&mut shed.clone())));
+    }),
+    ("load_shed_reject_cloned", "tower", |n| {
+        let mut limit = tower::limit::ConcurrencyLimitLayer::new(1).layer(Ready);
+        let shed = tower::load_shed::LoadShedLayer::new().layer(limit.clone());
+        assert!(limit.poll_ready(&mut noop()).is_ready());
+        (0..n).for_each(|_| assert!(!drive(&mut shed.clone())));
+    }),
+];
+
+fn main() {
+    let args: Vec<String> = env::args().collect();
+    match &args[1..] {
+        // Run by itself, under callgrind.
+        [run, row, requests] if run == "run" => {
+            let (_, _, scenario) = ROWS[row.parse::<usize>().expect("a row")];
+            scenario(requests.parse().expect("a number of requests"));
+        }
+        // `cargo bench -- --test`: see that every row works.
+        args if args.iter().any(|arg| arg == "--test") => {
+            ROWS.iter().for_each(|(_, _, scenario)| scenario(10));
+        }
+        _ if Command::new("valgrind").arg("--version").output().is_err() => {
+            println!("valgrind is not installed: no instructions counted");
+        }
+        _ => print_table(),
+    }
+}
+
+fn print_table() {
+    println!(
+        "{:<28}{:<22}{:>14}",
+        "scenario", "implementation", "instructions"
+    );
+    for (row, (scenario, implementation, _)) in ROWS.iter().enumerate() {
+        let count = instructions(row, 2 * REQUESTS) - instructions(row, REQUESTS);
+        let each = count as f64 / REQUESTS as f64;
+        println!("{scenario:<28}{implementation:<22}{each:>14.1}");
+    }
+}
+
+fn instructions(row: usize, requests: u64) -> u64 {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(env::current_exe().expect("own path"))
+        .args(["run", &row.to_string(), &requests.to_string()])
+        .output()
+        .expect("valgrind runs");
+    // callgrind ends with "==pid== Collected : 123456".
+    let report = String::from_utf8_lossy(&output.stderr);
+    report
+        .lines()
+        .filter_map(|line| line.split_once("Collected :"))
+        .find_map(|(_, count)| count.trim().parse().ok())
+        .unwrap_or_else(|| panic!("no count in callgrind's output:\n{report}"))
+}

@@ -1,0 +1,476 @@
+//! The gate: resizable permits, taken without a lock while nobody waits, first come first served
+//! when somebody does.
+//!
+//! # How it works
+//! Everything but the queue is in one atomic [`Word`]. A newcomer is admitted by one
+//! compare-and-swap if there is room and nobody waits; a permit is given back by one addition. Only
+//! if somebody waits is the lock taken, and what is free goes to the head of the queue.
+//!
+//! # Why it is right
+//! - **Never too many.** In-flight is raised only by a compare-and-swap from a word that shows room
+//!   under the limit *in that same word*, so an admission and a shrinking limit cannot miss each
+//!   other, and shrinking needs no debt: nothing is admitted until in-flight is below the limit.
+//! - **First come, first served.** `QUEUED` is set exactly while the queue is not empty (both change
+//!   under the lock), and while it is set only the head of the queue is admitted.
+//! - **No wakeup is lost.** A caller queues up by a compare-and-swap that sets `QUEUED` on a word
+//!   without room. A permit given back before that shows up as room in that word; one given back
+//!   after it sees `QUEUED`, and settles.
+//! - **A grant is never lost.** Tickets are granted in the order of their numbers, so a ticket up to
+//!   the last number granted holds a permit. Whoever drops such a ticket gives the permit back, which
+//!   settles again.
+//!
+//! `models.rs` checks all four with loom. Wakers are woken and dropped after the lock is
+//! released: either may run a task that comes back here.
+
+#[cfg(all(test, backpressure_loom))]
+mod models;
+
+use std::{fmt, sync::OnceLock, task::Waker, time::Duration};
+
+use super::{
+    queue::{MAX_WAITING, Queue, Ticket},
+    word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
+};
+use crate::{
+    ConfigError, Overloaded, Reason,
+    algorithm::drain_rate::DrainRate,
+    clock::Clock,
+    sync::{AtomicU64, AtomicUsize, Mutex, Ordering::*, lock},
+};
+
+/// How many callers may wait unless the layer is told otherwise: enough for a burst at any limit in
+/// common use, few enough that a standing queue is refused in time.
+pub(crate) const DEFAULT_MAX_WAITING: usize = 1024;
+
+/// The retry hint where the rate at which permits come back is not known.
+pub(crate) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
+const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+const NO_BOUND: u64 = u64::MAX;
+
+/// A refusal at the limit takes about 10 ns, a look at the clock 24: one in so many looks.
+const LOOK_EVERY: u64 = 16;
+
+// In this order, so that what every request touches is in one cache line, with the counts of the
+// `Arc` around it.
+#[repr(C)]
+pub(crate) struct Gate {
+    word: AtomicU64,
+    peak: AtomicUsize,
+    /// The number of the last ticket that was granted. Changed under the lock.
+    granted: AtomicU64,
+    rejected_at_limit: AtomicU64,
+    rejected_queue_full: AtomicU64,
+    rejected_wait_timeout: AtomicU64,
+    /// The retry hint of the last look, in nanoseconds.
+    retry_after: AtomicU64,
+    /// In nanoseconds; [`NO_BOUND`] is none.
+    max_wait: AtomicU64,
+    kind: &'static str,
+    name: OnceLock<&'static str>,
+    clock: Clock,
+    slow: Mutex<Slow>,
+}
+
+/// What is only touched when somebody waits, is refused, or looks.
+struct Slow {
+    queue: Queue,
+    max_waiting: usize,
+    /// Completions that were folded out of the word.
+    completed: u64,
+    drain_rate: DrainRate,
+}
+
+/// What became of a caller that was not admitted at once.
+pub(crate) enum Entered {
+    Admitted,
+    Waiting(Ticket),
+    Refused,
+}
+
+/// The state of a limiter at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// How many requests may be in flight.
+    pub limit: usize,
+    /// How many are in flight, services that were polled ready but not yet called included. After
+    /// the limit was lowered it may be above the limit for a while.
+    pub in_flight: usize,
+    /// The most that were in flight at once since the last snapshot was taken, by whomever.
+    pub peak_in_flight: usize,
+    /// How many callers wait.
+    pub waiting: usize,
+    /// How long the first of them has waited.
+    pub oldest_wait: Option<Duration>,
+    /// How many requests were admitted so far: those that completed, were cancelled or panicked,
+    /// and those in flight.
+    pub admitted: u64,
+    /// How many were refused so far, and why.
+    pub rejected: Rejected,
+}
+
+/// How many requests a limiter refused, by [`Reason`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rejected {
+    /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`].
+    pub at_limit: u64,
+    /// Refused because the queue was full: [`Reason::QueueFull`].
+    pub queue_full: u64,
+    /// Refused after a wait of `max_wait`: [`Reason::WaitTimeout`].
+    pub wait_timeout: u64,
+}
+
+impl Rejected {
+    /// All of them together.
+    pub fn total(&self) -> u64 {
+        self.at_limit + self.queue_full + self.wait_timeout
+    }
+}
+
+impl Gate {
+    /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
+    pub(crate) fn new(kind: &'static str, limit: usize) -> Result<Self, ConfigError> {
+        check_limit(limit)?;
+        Ok(Self {
+            word: AtomicU64::new(Word::new(limit).0),
+            peak: AtomicUsize::new(0),
+            granted: AtomicU64::new(0),
+            rejected_at_limit: AtomicU64::new(0),
+            rejected_queue_full: AtomicU64::new(0),
+            rejected_wait_timeout: AtomicU64::new(0),
+            retry_after: AtomicU64::new(nanos(DEFAULT_RETRY_AFTER)),
+            max_wait: AtomicU64::new(NO_BOUND),
+            kind,
+            name: OnceLock::new(),
+            clock: Clock::start(),
+            slow: Mutex::new(Slow {
+                queue: Queue::new(),
+                max_waiting: DEFAULT_MAX_WAITING,
+                completed: 0,
+                drain_rate: DrainRate::default(),
+            }),
+        })
+    }
+
+    /// Admits the caller if there is room and nobody waits.
+    #[inline]
+    pub(crate) fn try_admit(&self) -> bool {
+        let mut word = self.load();
+        while !word.queued() && word.has_room() {
+            match self.swap(word, word.admitted()) {
+                Ok(admitted) => {
+                    self.raise_peak(admitted.in_flight());
+                    return true;
+                }
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    /// Admits the caller, else lets it wait, else refuses it.
+    #[cold]
+    pub(crate) fn enter(&self, waker: Waker) -> Entered {
+        let since = self.clock.now();
+        let mut slow = lock(&self.slow);
+        if slow.queue.is_empty() {
+            let mut word = self.load();
+            loop {
+                let next = match word.has_room() {
+                    true => word.admitted(),
+                    false if slow.max_waiting == 0 => return Entered::Refused,
+                    false => word.with_queued(true),
+                };
+                match self.swap(word, next) {
+                    Ok(word) if word.queued() => break,
+                    Ok(word) => {
+                        self.raise_peak(word.in_flight());
+                        return Entered::Admitted;
+                    }
+                    Err(now) => word = now,
+                }
+            }
+        } else if slow.queue.len() >= slow.max_waiting {
+            return Entered::Refused;
+        }
+        Entered::Waiting(slow.queue.push(waker, since))
+    }
+
+    /// Trades a ticket that has been granted for the permit. One that has not is given back, and
+    /// `waker` is woken when it is.
+    pub(crate) fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), Ticket> {
+        if self.is_granted(&ticket) {
+            return Ok(());
+        }
+        let mut slow = lock(&self.slow);
+        if self.is_granted(&ticket) {
+            return Ok(());
+        }
+        let replaced = slow.queue.wake_with(&ticket, waker);
+        drop(slow);
+        drop(replaced);
+        Err(ticket)
+    }
+
+    /// Takes a ticket back. If it had been granted, the permit is the caller's from now on.
+    pub(crate) fn leave(&self, ticket: Ticket) -> bool {
+        let mut slow = lock(&self.slow);
+        if self.is_granted(&ticket) {
+            return true;
+        }
+        let waker = slow.queue.remove(ticket);
+        if slow.queue.is_empty() {
+            self.word.fetch_and(!QUEUED, AcqRel);
+        }
+        drop(slow);
+        drop(waker);
+        false
+    }
+
+    fn is_granted(&self, ticket: &Ticket) -> bool {
+        ticket.is_due(self.granted.load(Acquire))
+    }
+
+    /// Gives a permit back after its request was dispatched.
+    #[inline]
+    pub(crate) fn complete(&self) {
+        self.release(1);
+    }
+
+    /// Gives a permit back that was not used, as if it had never been taken.
+    pub(crate) fn give_back(&self) {
+        self.release(0);
+    }
+
+    /// Makes the refusal, and counts it.
+    pub(crate) fn refuse(&self, reason: Reason) -> Box<Overloaded> {
+        let rejected = match reason {
+            Reason::QueueFull => &self.rejected_queue_full,
+            Reason::WaitTimeout => &self.rejected_wait_timeout,
+            _ => &self.rejected_at_limit,
+        };
+        let before = rejected.fetch_add(1, Relaxed);
+        if reason != Reason::AtLimit || before % LOOK_EVERY == 0 {
+            self.look();
+        }
+        let retry_after = Duration::from_nanos(self.retry_after.load(Relaxed));
+        Box::new(Overloaded::new(self.name(), reason, retry_after))
+    }
+
+    pub(crate) fn set_limit(&self, limit: usize) -> Result<(), ConfigError> {
+        check_limit(limit)?;
+        let slow = lock(&self.slow); // see `hand_over`
+        let mut word = self.load();
+        while let Err(now) = self.swap(word, word.with_limit(limit)) {
+            word = now;
+        }
+        drop(slow);
+        self.settle();
+        Ok(())
+    }
+
+    /// Applies to callers that come from now on; nobody who waits is sent away.
+    pub(crate) fn set_max_waiting(&self, max_waiting: usize) {
+        lock(&self.slow).max_waiting = max_waiting.min(MAX_WAITING);
+    }
+
+    /// Applies to callers that come from now on.
+    pub(crate) fn set_max_wait(&self, max_wait: Option<Duration>) {
+        let max_wait = max_wait.map_or(NO_BOUND, nanos);
+        self.max_wait.store(max_wait, Relaxed);
+    }
+
+    pub(crate) fn max_wait(&self) -> Option<Duration> {
+        let max_wait = self.max_wait.load(Relaxed);
+        (max_wait != NO_BOUND).then(|| Duration::from_nanos(max_wait))
+    }
+
+    /// The first name that is given stays.
+    pub(crate) fn set_name(&self, name: &'static str) {
+        let _ = self.name.set(name);
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name.get().unwrap_or(&self.kind)
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let slow = lock(&self.slow);
+        let peak = self.peak.swap(0, Relaxed);
+        let word = self.load();
+        self.raise_peak(word.in_flight());
+        let now = self.clock.now();
+        Snapshot {
+            limit: word.limit(),
+            in_flight: word.in_flight(),
+            peak_in_flight: peak.max(word.in_flight()),
+            waiting: slow.queue.len(),
+            oldest_wait: slow.queue.oldest().map(|since| now.saturating_sub(since)),
+            admitted: slow.completed + word.completed() + word.in_flight() as u64,
+            rejected: Rejected {
+                at_limit: self.rejected_at_limit.load(Relaxed),
+                queue_full: self.rejected_queue_full.load(Relaxed),
+                wait_timeout: self.rejected_wait_timeout.load(Relaxed),
+            },
+        }
+    }
+
+    #[inline]
+    fn load(&self) -> Word {
+        Word(self.word.load(Relaxed))
+    }
+
+    /// Acquire and release: what was done under a permit happens before what is done under the
+    /// permit that takes its place.
+    #[inline]
+    fn swap(&self, from: Word, to: Word) -> Result<Word, Word> {
+        match self
+            .word
+            .compare_exchange_weak(from.0, to.0, AcqRel, Relaxed)
+        {
+            Ok(_) => Ok(to),
+            Err(now) => Err(Word(now)),
+        }
+    }
+
+    #[inline]
+    fn raise_peak(&self, in_flight: usize) {
+        if in_flight > self.peak.load(Relaxed) {
+            self.peak.fetch_max(in_flight, Relaxed);
+        }
+    }
+
+    /// `completed` is 1 for a permit that was used, else 0.
+    #[inline]
+    fn release(&self, completed: u64) {
+        if self.load().0 & (QUEUED | FOLD) == 0 {
+            self.free(completed);
+        } else {
+            self.hand_over(completed);
+        }
+    }
+
+    #[inline]
+    fn free(&self, completed: u64) {
+        let change = (completed * COMPLETED_ONE).wrapping_sub(IN_FLIGHT_ONE);
+        let before = Word(self.word.fetch_add(change, AcqRel));
+        debug_assert!(before.in_flight() > 0, "a permit was given back twice");
+        if before.0 & (QUEUED | FOLD) != 0 {
+            self.settle();
+        }
+    }
+
+    /// Gives a permit straight to the head of the queue. It stays in flight and the word as it is:
+    /// under load, when somebody always waits, the threads do not fight for its cache line.
+    #[cold]
+    fn hand_over(&self, completed: u64) {
+        let mut slow = lock(&self.slow);
+        // In-flight can only sink while somebody waits, and the limit stays: both need the lock.
+        let word = self.load();
+        let over_limit = word.in_flight() > word.limit();
+        let Some(waker) = (!over_limit).then(|| self.grant(&mut slow)).flatten() else {
+            drop(slow);
+            return self.free(completed);
+        };
+        slow.completed += completed;
+        if slow.queue.is_empty() {
+            self.word.fetch_and(!QUEUED, AcqRel);
+        }
+        drop(slow);
+        waker.wake();
+    }
+
+    /// Hands what is free to those who wait, in their order.
+    #[cold]
+    fn settle(&self) {
+        loop {
+            let mut slow = lock(&self.slow);
+            self.fold(&mut slow);
+            let Some((waker, more)) = self.grant_free(&mut slow) else {
+                return;
+            };
+            drop(slow);
+            waker.wake();
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Grants a free permit to the head of the queue. Says also whether there is another to grant.
+    fn grant_free(&self, slow: &mut Slow) -> Option<(Waker, bool)> {
+        let mut word = self.load();
+        while !slow.queue.is_empty() && word.has_room() {
+            let others = slow.queue.len() > 1;
+            match self.swap(word, word.admitted().with_queued(others)) {
+                Ok(word) => {
+                    self.raise_peak(word.in_flight());
+                    let waker = self.grant(slow)?;
+                    return Some((waker, others && word.has_room()));
+                }
+                Err(now) => word = now,
+            }
+        }
+        None
+    }
+
+    /// The head of the queue has a permit from now on.
+    fn grant(&self, slow: &mut Slow) -> Option<Waker> {
+        let (number, waker) = slow.queue.pop()?;
+        self.granted.store(number, Release);
+        Some(waker)
+    }
+
+    /// Moves the completions out of the word. Under the lock, so that nothing is counted twice.
+    fn fold(&self, slow: &mut Slow) {
+        let word = self.load();
+        if word.0 & FOLD != 0 {
+            let completed = word.completed();
+            self.word.fetch_sub(completed * COMPLETED_ONE, AcqRel);
+            slow.completed += completed;
+        }
+    }
+
+    /// Brings the retry hint up to date: the time that it takes to work off those who wait and one
+    /// more, at the rate at which permits come back.
+    #[cold]
+    fn look(&self) {
+        let now = self.clock.now();
+        let mut slow = lock(&self.slow);
+        let completed = slow.completed + self.load().completed();
+        let ahead = u32::try_from(slow.queue.len() + 1).unwrap_or(u32::MAX);
+        let retry_after =
+            slow.drain_rate
+                .look(now, completed)
+                .map_or(DEFAULT_RETRY_AFTER, |each| {
+                    each.saturating_mul(ahead)
+                        .clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER)
+                });
+        self.retry_after.store(nanos(retry_after), Relaxed);
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = self.load();
+        f.debug_struct("Gate")
+            .field("name", &self.name())
+            .field("limit", &word.limit())
+            .field("in_flight", &word.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_limit(limit: usize) -> Result<(), ConfigError> {
+    match limit {
+        0 => Err(ConfigError::new("limit", "at least 1")),
+        _ => Ok(()),
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

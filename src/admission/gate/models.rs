@@ -1,0 +1,286 @@
+//! Loom models of the gate: every interleaving of a few threads, each property named by its test.
+//!
+//! `RUSTFLAGS="--cfg backpressure_loom" cargo test --lib`
+
+use std::{
+    sync::Arc as StdArc,
+    task::{Wake, Waker},
+};
+
+use loom::{model::Builder, sync::Notify, thread};
+
+use super::*;
+use crate::sync::Arc;
+
+/// Three preemptions: two find each classic bug (check-then-add, a lost hand-off), and three still
+/// take only seconds.
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+fn gate(limit: usize) -> Arc<Gate> {
+    Arc::new(Gate::new("model", limit).expect("a limit of at least 1"))
+}
+
+/// Counts those inside, on its own.
+struct Inside(loom::sync::atomic::AtomicUsize);
+
+impl Inside {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(loom::sync::atomic::AtomicUsize::new(0)))
+    }
+
+    /// Goes in and out again.
+    fn visit(&self, at_most: usize) {
+        let before = self.0.fetch_add(1, SeqCst);
+        assert!(before < at_most, "{} inside, limit {at_most}", before + 1);
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Blocks a model's thread until it is woken; a lost wakeup is a deadlock, which loom reports.
+struct Parked(Notify);
+
+impl Wake for Parked {
+    fn wake(self: StdArc<Self>) {
+        self.0.notify();
+    }
+}
+
+/// Waits for a permit as a task would.
+fn acquire(gate: &Gate) {
+    if gate.try_admit() {
+        return;
+    }
+    let parked = StdArc::new(Parked(Notify::new()));
+    let waker = Waker::from(StdArc::clone(&parked));
+    let mut ticket = match gate.enter(waker.clone()) {
+        Entered::Admitted => return,
+        Entered::Refused => panic!("the queue is long enough"),
+        Entered::Waiting(ticket) => ticket,
+    };
+    loop {
+        parked.0.wait();
+        match gate.redeem(ticket, &waker) {
+            Ok(()) => return,
+            Err(waiting) => ticket = waiting,
+        }
+    }
+}
+
+/// Comes, and goes again without having looked, whatever became of it.
+fn enter_and_leave(gate: &Gate) {
+    match gate.enter(Waker::noop().clone()) {
+        Entered::Admitted => gate.give_back(),
+        Entered::Refused => panic!("the queue is long enough"),
+        Entered::Waiting(ticket) => {
+            if gate.leave(ticket) {
+                gate.give_back();
+            }
+        }
+    }
+}
+
+/// Everything was given back and nobody is left.
+fn assert_empty(gate: &Gate, admitted: u64) {
+    let snapshot = gate.snapshot();
+    assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0));
+    assert_eq!(snapshot.admitted, admitted);
+    assert!(!gate.load().queued(), "queued although nobody waits");
+}
+
+#[test]
+fn no_more_are_admitted_than_the_limit() {
+    check(|| {
+        let (gate, inside) = (gate(1), Inside::new());
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (gate, inside) = (gate.clone(), inside.clone());
+                thread::spawn(move || {
+                    if gate.try_admit() {
+                        inside.visit(1);
+                        gate.complete();
+                    }
+                })
+            })
+            .collect();
+        acquire(&gate);
+        inside.visit(1);
+        gate.complete();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let admitted = gate.snapshot().admitted;
+        assert_empty(&gate, admitted);
+    });
+}
+
+#[test]
+fn no_wakeup_is_lost() {
+    check(|| {
+        let (gate, inside) = (gate(1), Inside::new());
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (gate, inside) = (gate.clone(), inside.clone());
+                thread::spawn(move || {
+                    acquire(&gate);
+                    inside.visit(1);
+                    gate.complete();
+                })
+            })
+            .collect();
+        acquire(&gate);
+        inside.visit(1);
+        gate.complete();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_empty(&gate, 3);
+    });
+}
+
+#[test]
+fn a_waiter_that_leaves_while_it_is_granted_hands_the_permit_on() {
+    check(|| {
+        let gate = gate(1);
+        assert!(gate.try_admit());
+        let leaver = {
+            let gate = gate.clone();
+            thread::spawn(move || enter_and_leave(&gate))
+        };
+        let waiter = {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                acquire(&gate);
+                gate.complete();
+            })
+        };
+        gate.complete();
+        leaver.join().unwrap();
+        waiter.join().unwrap();
+        assert_empty(&gate, 2);
+    });
+}
+
+#[test]
+fn nothing_is_admitted_after_a_shrink_until_less_is_in_flight() {
+    check(|| {
+        let (gate, inside) = (gate(2), Inside::new());
+        assert!(gate.try_admit());
+        let other = {
+            let (gate, inside) = (gate.clone(), inside.clone());
+            thread::spawn(move || {
+                if gate.try_admit() {
+                    // Admitted: before the shrink, or after the first one had gone.
+                    inside.visit(2);
+                    gate.complete();
+                }
+            })
+        };
+        gate.set_limit(1).unwrap();
+        // From here on the other may only get in if it was in already.
+        let in_flight = gate.load().in_flight();
+        let later = gate.load().in_flight();
+        assert!(
+            later <= in_flight.max(1),
+            "{in_flight} -> {later} at limit 1"
+        );
+        gate.complete();
+        other.join().unwrap();
+        assert_eq!(gate.snapshot().in_flight, 0);
+    });
+}
+
+#[test]
+fn a_limit_that_grows_while_a_caller_queues_up_lets_it_in() {
+    check(|| {
+        let gate = gate(1);
+        assert!(gate.try_admit());
+        let waiter = {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                acquire(&gate);
+                gate.complete();
+            })
+        };
+        gate.set_limit(2).unwrap();
+        waiter.join().unwrap();
+        gate.complete();
+        assert_empty(&gate, 2);
+    });
+}
+
+#[test]
+fn a_shrink_and_a_release_at_once_leave_no_waiter_behind() {
+    check(|| {
+        let gate = gate(2);
+        assert!(gate.try_admit());
+        assert!(gate.try_admit());
+        let waiter = {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                acquire(&gate);
+                gate.complete();
+            })
+        };
+        let shrinker = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.set_limit(1).unwrap())
+        };
+        gate.complete();
+        gate.complete();
+        waiter.join().unwrap();
+        shrinker.join().unwrap();
+        assert_empty(&gate, 3);
+    });
+}
+
+#[test]
+fn a_snapshot_is_never_torn() {
+    check(|| {
+        let gate = gate(2);
+        assert!(gate.try_admit());
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                acquire(&gate);
+                gate.complete();
+                gate.set_limit(1).unwrap();
+            })
+        };
+        let snapshot = gate.snapshot();
+        assert!((1..=2).contains(&snapshot.limit));
+        assert!((1..=2).contains(&snapshot.in_flight));
+        assert!((1..=2).contains(&snapshot.admitted));
+        assert!(snapshot.peak_in_flight >= snapshot.in_flight);
+        if snapshot.limit == 1 {
+            assert_eq!((snapshot.in_flight, snapshot.admitted), (1, 2));
+        }
+        gate.complete();
+        other.join().unwrap();
+        assert_empty(&gate, 2);
+    });
+}
+
+#[test]
+fn completions_are_folded_once() {
+    check(|| {
+        let gate = gate(2);
+        // As if 2^14 requests had completed.
+        gate.word.fetch_add(FOLD, SeqCst);
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                acquire(&gate);
+                gate.complete();
+            })
+        };
+        assert!(gate.snapshot().admitted >= 1 << 14);
+        acquire(&gate);
+        gate.complete();
+        other.join().unwrap();
+        assert_empty(&gate, (1 << 14) + 2);
+    });
+}

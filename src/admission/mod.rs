@@ -1,0 +1,20 @@
+//! How requests are let in, made to wait or sent away: the private plumbing under the layers.
+//!
+//! ```text
+//! Claim ── what one caller has: nothing, a place in the queue, a permit, a refusal
+//!   │
+//! Gate ─── one word of atomics (word.rs) and, behind a mutex, the callers that wait (queue.rs)
+//!   │
+//! Permit ─ one admitted request; dropping it lets the next one in
+//! ```
+//!
+//! `response.rs` is the future that carries a permit beside the inner service's future, and
+//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
+
+pub(crate) mod claim;
+pub(crate) mod gate;
+pub(crate) mod permit;
+mod queue;
+pub(crate) mod response;
+pub(crate) mod shed;
+mod word;

@@ -1,0 +1,37 @@
+//! One admitted request.
+
+use std::fmt;
+
+use super::gate::Gate;
+use crate::sync::Arc;
+
+/// The right to have one request, job or connection in flight.
+///
+/// It comes from a handle's `acquire` or `try_acquire`, is owned (`'static`, `Send`, `Sync`), and
+/// lets the next one in when it is dropped: at the end of a scope, with a task that is cancelled,
+/// or while a panic unwinds.
+#[must_use = "a permit that is not kept is given back at once"]
+pub struct Permit {
+    gate: Arc<Gate>,
+}
+
+impl Permit {
+    /// For a caller that the gate has admitted.
+    #[inline]
+    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+        Self { gate }
+    }
+}
+
+impl Drop for Permit {
+    #[inline]
+    fn drop(&mut self) {
+        self.gate.complete();
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Permit").field(&self.gate.name()).finish()
+    }
+}

@@ -1,0 +1,219 @@
+//! The callers that wait at a gate: a first-in-first-out list inside a slab.
+//!
+//! Pushing, popping the head and leaving from anywhere are O(1). Callers are numbered as they come
+//! and leave at the head in that order, so "the last number that was popped" says of each of them
+//! whether its turn has come, without looking at its slot.
+
+use std::{mem, task::Waker, time::Duration};
+
+/// A caller's place in a [`Queue`], until its number has been popped.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    number: u64,
+    slot: u32,
+}
+
+impl Ticket {
+    /// Whether its turn has come, when `popped` was the last number to be popped.
+    #[inline]
+    pub(crate) fn is_due(&self, popped: u64) -> bool {
+        self.number <= popped
+    }
+}
+
+/// Most callers that a queue can hold.
+pub(crate) const MAX_WAITING: usize = NIL as usize;
+
+const NIL: u32 = u32::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    slots: Vec<Slot>,
+    /// First unused slot; the unused ones are chained by `Slot::Free`.
+    free: u32,
+    head: u32,
+    tail: u32,
+    len: usize,
+    /// The number of the caller that came last; the first one is 1.
+    last: u64,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Free { next: u32 },
+    Waiting(Waiter),
+}
+
+#[derive(Debug)]
+struct Waiter {
+    number: u64,
+    waker: Waker,
+    since: Duration,
+    previous: u32,
+    next: u32,
+}
+
+impl Queue {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: NIL,
+            head: NIL,
+            tail: NIL,
+            len: 0,
+            last: 0,
+        }
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Since when the head has waited.
+    pub(crate) fn oldest(&self) -> Option<Duration> {
+        (self.head != NIL).then(|| self.waiter(self.head).since)
+    }
+
+    pub(crate) fn push(&mut self, waker: Waker, since: Duration) -> Ticket {
+        self.last += 1;
+        let waiter = Waiter {
+            number: self.last,
+            waker,
+            since,
+            previous: self.tail,
+            next: NIL,
+        };
+        let index = self.free;
+        let index = match self.slots.get_mut(index as usize) {
+            Some(slot) => {
+                let Slot::Free { next } = mem::replace(slot, Slot::Waiting(waiter)) else {
+                    unreachable!("the free list holds free slots only")
+                };
+                self.free = next;
+                index
+            }
+            None => {
+                // Callers hold back at `max_waiting`, which is at most MAX_WAITING.
+                let index = u32::try_from(self.slots.len()).expect("at most MAX_WAITING wait");
+                self.slots.push(Slot::Waiting(waiter));
+                index
+            }
+        };
+        match self.tail {
+            NIL => self.head = index,
+            tail => self.waiter_mut(tail).next = index,
+        }
+        self.tail = index;
+        self.len += 1;
+        Ticket {
+            number: self.last,
+            slot: index,
+        }
+    }
+
+    /// Takes the head out: its number, and its waker, to be woken after the lock.
+    pub(crate) fn pop(&mut self) -> Option<(u64, Waker)> {
+        (self.head != NIL).then(|| {
+            let waiter = self.unlink(self.head);
+            (waiter.number, waiter.waker)
+        })
+    }
+
+    /// Has `waker` woken when it is the turn of this ticket, which must not be due. A waker that it
+    /// replaces is given back, to be dropped after the lock.
+    pub(crate) fn wake_with(&mut self, ticket: &Ticket, waker: &Waker) -> Option<Waker> {
+        let waiter = self.waiter_mut(ticket.slot);
+        (!waiter.waker.will_wake(waker)).then(|| mem::replace(&mut waiter.waker, waker.clone()))
+    }
+
+    /// Takes a ticket out that must not be due. Its waker is to be dropped after the lock.
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> Waker {
+        self.unlink(ticket.slot).waker
+    }
+
+    fn unlink(&mut self, index: u32) -> Waiter {
+        let free = Slot::Free { next: self.free };
+        let Slot::Waiting(waiter) = mem::replace(&mut self.slots[index as usize], free) else {
+            unreachable!("only waiters are in the list")
+        };
+        self.free = index;
+        match waiter.previous {
+            NIL => self.head = waiter.next,
+            previous => self.waiter_mut(previous).next = waiter.next,
+        }
+        match waiter.next {
+            NIL => self.tail = waiter.previous,
+            next => self.waiter_mut(next).previous = waiter.previous,
+        }
+        self.len -= 1;
+        waiter
+    }
+
+    fn waiter(&self, index: u32) -> &Waiter {
+        match &self.slots[index as usize] {
+            Slot::Waiting(waiter) => waiter,
+            _ => unreachable!("only waiters are in the list"),
+        }
+    }
+
+    fn waiter_mut(&mut self, index: u32) -> &mut Waiter {
+        match &mut self.slots[index as usize] {
+            Slot::Waiting(waiter) => waiter,
+            _ => unreachable!("only waiters are in the list"),
+        }
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+
+    fn push(queue: &mut Queue, at: u64) -> Ticket {
+        queue.push(Waker::noop().clone(), Duration::from_secs(at))
+    }
+
+    #[test]
+    fn slots_are_used_again() {
+        let mut queue = Queue::new();
+        for round in 0..100 {
+            let a = push(&mut queue, round);
+            let b = push(&mut queue, round);
+            let popped = queue.pop().unwrap().0;
+            assert!(a.is_due(popped) && !b.is_due(popped));
+            queue.remove(b);
+        }
+        assert_eq!((queue.slots.len(), queue.len()), (2, 0));
+    }
+
+    #[test]
+    fn leaving_from_anywhere_keeps_the_order_of_the_others() {
+        for leaver in 0..4 {
+            let mut queue = Queue::new();
+            let mut tickets: Vec<_> = (0..4).map(|i| push(&mut queue, i)).collect();
+            queue.remove(tickets.remove(leaver));
+            let mut left: Vec<u64> = (0..4).collect();
+            left.remove(leaver);
+            for (ticket, since) in tickets.iter().zip(left) {
+                assert_eq!(queue.oldest(), Some(Duration::from_secs(since)));
+                assert_eq!(queue.pop().unwrap().0, ticket.number);
+            }
+            assert!(queue.pop().is_none());
+            assert_eq!(queue.oldest(), None);
+        }
+    }
+
+    #[test]
+    fn a_ticket_stays_due_when_its_slot_is_used_by_another() {
+        let mut queue = Queue::new();
+        let due = push(&mut queue, 0);
+        let popped = queue.pop().unwrap().0;
+        let newcomer = push(&mut queue, 1);
+        assert_eq!(due.slot, newcomer.slot);
+        assert!(due.is_due(popped) && !newcomer.is_due(popped));
+    }
+}

@@ -1,0 +1,103 @@
+//! How a [`LoadShed`](crate::LoadShed) tells a gate further in that it does not want to wait.
+//!
+//! `LoadShed` polls its inner service with a waker of its own that wakes nobody. A full gate that
+//! is polled with that very waker knows that nobody will come back for what it might set aside: it
+//! answers `Pending` without queueing, and leaves its refusal for `LoadShed` to report.
+//!
+//! The question goes by waker and not by a thread-local flag, because a service in between may
+//! poll *other* futures inside its `poll_ready` (`Balance`, any `FuturesUnordered`). Those have
+//! wakers of their own, so a gate under them queues as usual; under a flag it would answer an
+//! unqueued `Pending` that nobody ever wakes. Only the refusal travels by thread-local, written by
+//! a gate that saw the waker.
+
+use std::{
+    cell::Cell,
+    ptr,
+    sync::{Arc, LazyLock},
+    task::{Context, Poll, Wake, Waker},
+};
+
+use crate::Overloaded;
+
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(self: Arc<Self>) {}
+    fn wake_by_ref(self: &Arc<Self>) {}
+}
+
+/// Told from every other waker by its address: the `Arc` in it lives as long as the process.
+static SHEDDING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody)));
+
+thread_local! {
+    // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
+    static REFUSAL: Cell<Option<Box<Overloaded>>> = const { Cell::new(None) };
+}
+
+/// Whether the caller sheds: it takes `Pending` for a refusal and will not be woken.
+#[inline]
+pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
+    ptr::eq(cx.waker().data(), SHEDDING.data())
+}
+
+/// Leaves a refusal for the caller that sheds.
+pub(crate) fn leave(refusal: Box<Overloaded>) {
+    // Dropped unread where a service in between polls several of ours: one refusal is enough.
+    REFUSAL.set(Some(refusal));
+}
+
+/// Polls without wanting to wait. Where it is `Pending`, also gives the refusal that was left by
+/// the layer of ours that held it up, if it was one of ours.
+#[inline]
+pub(crate) fn poll<T>(
+    poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+) -> (Poll<T>, Option<Box<Overloaded>>) {
+    // What an outer shed may have been left so far is kept for it.
+    let outer = REFUSAL.take();
+    let polled = poll(&mut Context::from_waker(&SHEDDING));
+    let refusal = REFUSAL.replace(outer);
+    (polled, refusal)
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+    use crate::Reason;
+    use std::time::Duration;
+
+    fn refusal(layer: &'static str) -> Box<Overloaded> {
+        Box::new(Overloaded::new(
+            layer,
+            Reason::AtLimit,
+            Duration::from_secs(1),
+        ))
+    }
+
+    #[test]
+    fn only_its_own_waker_is_recognised() {
+        let _ = poll(|cx| {
+            assert!(is_shedding(cx));
+            assert!(is_shedding(&Context::from_waker(&cx.waker().clone())));
+            Poll::Ready(())
+        });
+        assert!(!is_shedding(&Context::from_waker(Waker::noop())));
+        let other = Waker::from(Arc::new(Nobody));
+        assert!(!is_shedding(&Context::from_waker(&other)));
+    }
+
+    #[test]
+    fn a_refusal_reaches_the_nearest_shed_only() {
+        let (_, outer) = poll(|_| {
+            leave(refusal("outer"));
+            let (_, inner) = poll(|_| {
+                leave(refusal("inner"));
+                Poll::<()>::Pending
+            });
+            assert_eq!(inner, Some(refusal("inner")));
+            Poll::<()>::Pending
+        });
+        assert_eq!(outer, Some(refusal("outer")));
+        let (_, none) = poll(|_| Poll::<()>::Pending);
+        assert_eq!(none, None);
+    }
+}

@@ -1,0 +1,329 @@
+//! A fixed number of requests in flight.
+//!
+//! ```
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_backpressure::{BoxError, ConcurrencyLimitLayer};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! let limit = ConcurrencyLimitLayer::new(10);
+//! let handle = limit.handle(); // to look at it, and to change it, while the server runs
+//!
+//! let mut service = ServiceBuilder::new()
+//!     .layer(limit)
+//!     .service(service_fn(|name: &'static str| async move { Ok::<_, BoxError>(format!("hello {name}")) }));
+//!
+//! assert_eq!(service.ready().await?.call("world").await?, "hello world");
+//! assert_eq!(handle.snapshot().admitted, 1);
+//! handle.set_limit(20)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # When to use it
+//! In front of something whose useful concurrency you know: a pool of connections, a number of
+//! cores, a licence. Put a [`LoadShedLayer`](crate::LoadShedLayer) outside it to refuse rather than
+//! to wait.
+//!
+//! # Behaviour
+//! `poll_ready` reserves a permit and is `Pending` at the limit; `call` uses it; it is given back
+//! when the response future completes or is dropped (see [`hold_until_body_end`] to keep it longer).
+//! Callers that wait are served in the order in which they were first polled. All waits are bounded:
+//! at most [`max_waiting`] callers wait (1024 unless you say otherwise) and, if you set it, each at
+//! most [`max_wait`]. In a server a wait is an in-process queue that nobody upstream can see, so
+//! there is no way to make it unbounded.
+//!
+//! # Errors
+//! Past those bounds the service is ready, and `call` answers with [`Overloaded`]
+//! ([`Reason::QueueFull`], [`Reason::WaitTimeout`]) without calling the inner service. Its
+//! `retry_after` is the length of the queue over the rate at which permits were given back lately, or
+//! one second where that is not known. Errors of the inner service are passed on.
+//!
+//! # Cancellation
+//! Dropping a service or future at any point loses nothing: one that waits leaves the queue, one
+//! that was just handed a permit hands it to the next. A service that is kept after it was polled
+//! ready keeps its permit until it is called or dropped.
+//!
+//! # Cloning
+//! One layer value is one limit, however often [`Layer::layer`] is called (axum does so per route)
+//! and however often the services are cloned. A clone starts with no permit and no place in the
+//! queue. Two limits are two calls of [`ConcurrencyLimitLayer::new`].
+//!
+//! [`hold_until_body_end`]: ConcurrencyLimitLayer::hold_until_body_end
+//! [`max_waiting`]: ConcurrencyLimitLayer::max_waiting
+//! [`max_wait`]: ConcurrencyLimitLayer::max_wait
+//! [`Reason::QueueFull`]: crate::Reason::QueueFull
+//! [`Reason::WaitTimeout`]: crate::Reason::WaitTimeout
+
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tower_layer::Layer;
+use tower_service::Service;
+
+pub use crate::admission::gate::{Rejected, Snapshot};
+use crate::{
+    BoxError, ConfigError, Hold, Overloaded, Permit, Reason, ResponseFuture, UntilBodyEnd,
+    UntilResponse,
+    admission::{claim::Claim, gate::Gate, shed},
+    sync::Arc,
+};
+
+/// Limits how many requests are in flight at once. See the [module](self) for all of it.
+///
+/// `H` says how long a request counts: until its response (the default) or, after
+/// [`hold_until_body_end`](Self::hold_until_body_end), until the end of its body.
+pub struct ConcurrencyLimitLayer<H = UntilResponse> {
+    gate: Arc<Gate>,
+    hold: PhantomData<fn() -> H>,
+}
+
+impl ConcurrencyLimitLayer {
+    /// At most `max` requests in flight, for everything that is made from this value.
+    ///
+    /// A limit above 16 777 215 is held at that.
+    ///
+    /// # Panics
+    /// If `max` is 0.
+    pub fn new(max: usize) -> Self {
+        match Gate::new("concurrency_limit", max) {
+            Ok(gate) => Self::around(Arc::new(gate)),
+            Err(error) => panic!("ConcurrencyLimitLayer::new({max}): {error}"),
+        }
+    }
+}
+
+impl<H> ConcurrencyLimitLayer<H> {
+    /// At most so many callers wait; the next one is refused. 1024 unless set; with 0 nobody waits.
+    pub fn max_waiting(self, max_waiting: usize) -> Self {
+        self.gate.set_max_waiting(max_waiting);
+        self
+    }
+
+    /// Nobody waits longer than this; who has is refused. No bound unless set.
+    ///
+    /// It needs a tokio runtime with time enabled wherever the service is polled.
+    pub fn max_wait(self, max_wait: Duration) -> Self {
+        self.gate.set_max_wait(Some(max_wait));
+        self
+    }
+
+    /// A name of its own, for [`Overloaded::layer`]: a stack may have several limits. The first
+    /// name given stays.
+    pub fn name(self, name: &'static str) -> Self {
+        self.gate.set_name(name);
+        self
+    }
+
+    /// Keeps the permit of an HTTP request until its response's body ends, fails or is dropped.
+    /// See [`hold`](crate::hold).
+    pub fn hold_until_body_end(self) -> ConcurrencyLimitLayer<UntilBodyEnd> {
+        ConcurrencyLimitLayer::around(self.gate)
+    }
+
+    /// A handle on this limit.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            gate: Arc::clone(&self.gate),
+        }
+    }
+
+    fn around(gate: Arc<Gate>) -> Self {
+        Self {
+            gate,
+            hold: PhantomData,
+        }
+    }
+}
+
+impl<S, H> Layer<S> for ConcurrencyLimitLayer<H> {
+    type Service = ConcurrencyLimit<S, H>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        ConcurrencyLimit {
+            inner,
+            claim: Claim::new(Arc::clone(&self.gate)),
+            hold: PhantomData,
+        }
+    }
+}
+
+impl<H> Clone for ConcurrencyLimitLayer<H> {
+    fn clone(&self) -> Self {
+        Self::around(Arc::clone(&self.gate))
+    }
+}
+
+impl<H> fmt::Debug for ConcurrencyLimitLayer<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConcurrencyLimitLayer")
+            .field(&self.gate)
+            .finish()
+    }
+}
+
+/// A service with a limited number of requests in flight. Made by [`ConcurrencyLimitLayer`].
+pub struct ConcurrencyLimit<S, H = UntilResponse> {
+    inner: S,
+    claim: Claim,
+    hold: PhantomData<fn() -> H>,
+}
+
+impl<S, R, H> Service<R> for ConcurrencyLimit<S, H>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+    H: Hold<S::Response> + From<Permit>,
+{
+    type Response = H::Response;
+    type Error = BoxError;
+    type Future = ResponseFuture<S::Future, H>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        ready!(self.claim.poll(cx));
+        if !self.claim.is_held() {
+            return Poll::Ready(Ok(())); // refused: `call` says so
+        }
+        let polled = self.inner.poll_ready(cx).map_err(Into::into);
+        // A permit is kept while the inner service gets ready, but not for a caller that sheds: it
+        // would hoard it, idle, until it happens to be polled again.
+        let keep = match polled {
+            Poll::Ready(Ok(())) => true,
+            Poll::Ready(Err(_)) => false,
+            Poll::Pending => !shed::is_shedding(cx),
+        };
+        if !keep {
+            self.claim.reset();
+        }
+        polled
+    }
+
+    /// # Panics
+    /// If the service was not polled ready.
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        match self.claim.take() {
+            Ok(permit) => ResponseFuture::admitted(self.inner.call(request), permit.into()),
+            Err(overloaded) => ResponseFuture::refused(overloaded),
+        }
+    }
+}
+
+impl<S: Clone, H> Clone for ConcurrencyLimit<S, H> {
+    /// The clone shares the limit, but not the permit or the place in the queue.
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            claim: Claim::new(Arc::clone(self.claim.gate())),
+            hold: PhantomData,
+        }
+    }
+}
+
+impl<S: fmt::Debug, H> fmt::Debug for ConcurrencyLimit<S, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConcurrencyLimit")
+            .field("inner", &self.inner)
+            .field("claim", &self.claim)
+            .finish()
+    }
+}
+
+/// Looks at a limit and changes it while it is in use; takes permits for code that is no tower
+/// service.
+///
+/// ```
+/// use tower_backpressure::ConcurrencyLimitLayer;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_backpressure::BoxError> {
+/// let jobs = ConcurrencyLimitLayer::new(2).handle();
+/// for job in 0..10 {
+///     let permit = jobs.acquire().await?; // claims a job only when it can be worked on
+///     tokio::spawn(async move {
+///         println!("job {job}");
+///         drop(permit);
+///     });
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Handle {
+    gate: Arc<Gate>,
+}
+
+impl Handle {
+    /// The state of the limit now. Taking it starts a new interval for
+    /// [`peak_in_flight`](Snapshot::peak_in_flight).
+    pub fn snapshot(&self) -> Snapshot {
+        self.gate.snapshot()
+    }
+
+    /// Changes the limit. If it grows, those who wait are let in; if it shrinks, nothing in flight is
+    /// disturbed and nothing is admitted until less is in flight than the new limit.
+    ///
+    /// # Errors
+    /// If `limit` is 0; the limit stays as it was.
+    pub fn set_limit(&self, limit: usize) -> Result<(), ConfigError> {
+        self.gate.set_limit(limit)
+    }
+
+    /// Changes how many callers may wait. Those who wait already may stay.
+    pub fn set_max_waiting(&self, max_waiting: usize) {
+        self.gate.set_max_waiting(max_waiting);
+    }
+
+    /// Changes how long callers may wait that come from now on; `None` is without a bound.
+    pub fn set_max_wait(&self, max_wait: Option<Duration>) {
+        self.gate.set_max_wait(max_wait);
+    }
+
+    /// Waits for a permit, in line with the layer's requests and under the same bounds.
+    ///
+    /// The place in the queue is taken at the first poll. Dropping the future loses nothing.
+    pub fn acquire(&self) -> Acquire {
+        Acquire {
+            claim: Claim::new(Arc::clone(&self.gate)),
+        }
+    }
+
+    /// Takes a permit if one is free and nobody waits for it.
+    ///
+    /// # Errors
+    /// [`Reason::AtLimit`] if not.
+    pub fn try_acquire(&self) -> Result<Permit, Overloaded> {
+        match self.gate.try_admit() {
+            true => Ok(Permit::new(Arc::clone(&self.gate))),
+            false => Err(*self.gate.refuse(Reason::AtLimit)),
+        }
+    }
+
+    /// A layer on this limit, for those who start from the handle.
+    pub fn layer(&self) -> ConcurrencyLimitLayer {
+        ConcurrencyLimitLayer::around(Arc::clone(&self.gate))
+    }
+}
+
+/// A permit to come, from [`Handle::acquire`].
+#[derive(Debug)]
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Acquire {
+    claim: Claim,
+}
+
+impl Future for Acquire {
+    type Output = Result<Permit, Overloaded>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        ready!(self.claim.poll(cx));
+        Poll::Ready(self.claim.take().map_err(|overloaded| *overloaded))
+    }
+}

@@ -1,0 +1,146 @@
+//! Refuses at once what would have to wait.
+//!
+//! ```
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_backpressure::{BoxError, ConcurrencyLimitLayer, LoadShedLayer, Overloaded, Reason};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! let mut service = ServiceBuilder::new()
+//!     .layer(LoadShedLayer::new())
+//!     .layer(ConcurrencyLimitLayer::new(1))
+//!     .service(service_fn(|()| async { Ok::<_, BoxError>("served") }));
+//!
+//! let first = service.ready().await?.call(());
+//! let second = service.ready().await?.call(()).await; // the first is still in flight
+//!
+//! let error = second.unwrap_err();
+//! assert_eq!(Overloaded::find(error.as_ref()).unwrap().reason(), Reason::AtLimit);
+//! assert_eq!(first.await?, "served");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # When to use it
+//! At the edge, where a client that is told to come back is better off than one that waits. It goes
+//! outside the layers whose waits it is to refuse, in the same `ServiceBuilder`: axum's
+//! `Router::layer` puts a service that is always ready around each layer, and nothing would be shed
+//! through that.
+//!
+//! # Behaviour
+//! Always ready. If the inner service was not, `call` answers with [`Overloaded`] and the inner
+//! service is not called. If it was a layer of this crate that was not ready, the refusal carries
+//! that layer's name, reason and retry hint. Otherwise it is [`Reason::NotReady`] with a hint of one
+//! second.
+//!
+//! # A shed leaves no trace
+//! A limiter that is polled and found full remembers the caller, to hand it the next free permit.
+//! But whoever sheds does not come back for it. In tower, a `LoadShed` that was refused once and is
+//! then kept, idle, is handed the next permit that gets free, and with a limit of 1 every request
+//! after that is refused although nothing runs (`tests/shed_leaves_no_trace.rs` shows 1000 of 1000).
+//!
+//! Here the layers of this crate are told that the caller sheds, and remember nothing. An inner
+//! limiter of another crate cannot be told, so it is replaced by a fresh clone of itself, whose
+//! place in the queue is gone. Two traces are left, and both end when the service is dropped, as
+//! servers do after each request: a `Buffer` in between keeps its own worker waiting, and another
+//! crate's limiter *outside* a full one of ours keeps the permit that it took.
+//!
+//! # Errors
+//! [`Overloaded`], or an error of the inner service.
+//!
+//! # Cancellation
+//! Nothing is held but what the inner service holds.
+//!
+//! # Cloning
+//! A clone has been asked nothing yet. There is no state to share.
+
+use std::{
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::{BoxError, Overloaded, Reason, ResponseFuture, admission::shed};
+
+const NOT_READY: Overloaded =
+    Overloaded::new("load_shed", Reason::NotReady, Duration::from_secs(1));
+
+/// Refuses at once what would have to wait. See the [module](self) for all of it.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct LoadShedLayer;
+
+impl LoadShedLayer {
+    /// Sheds whatever the inner service is not ready for.
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+impl<S> Layer<S> for LoadShedLayer {
+    type Service = LoadShed<S>;
+
+    fn layer(&self, inner: S) -> LoadShed<S> {
+        LoadShed {
+            inner,
+            ready: false,
+            refusal: None,
+        }
+    }
+}
+
+/// A service that refuses rather than waits. Made by [`LoadShedLayer`].
+#[derive(Debug)]
+pub struct LoadShed<S> {
+    inner: S,
+    /// Whether the inner service may be called. Good for one call.
+    ready: bool,
+    /// Why not, if that is known.
+    refusal: Option<Box<Overloaded>>,
+}
+
+impl<S, R> Service<R> for LoadShed<S>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = ResponseFuture<S::Future, ()>;
+
+    #[inline]
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        let (polled, refusal) = shed::poll(|cx| self.inner.poll_ready(cx));
+        self.ready = match polled {
+            Poll::Ready(Ok(())) => true,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+            Poll::Pending => {
+                if refusal.is_none() {
+                    self.inner = self.inner.clone();
+                }
+                self.refusal = refusal;
+                false
+            }
+        };
+        Poll::Ready(Ok(()))
+    }
+
+    /// Without a `poll_ready` before it, refuses.
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        if std::mem::take(&mut self.ready) {
+            ResponseFuture::admitted(self.inner.call(request), ())
+        } else {
+            let refusal = self.refusal.take();
+            ResponseFuture::refused(refusal.unwrap_or_else(|| Box::new(NOT_READY)))
+        }
+    }
+}
+
+impl<S: Clone> Clone for LoadShed<S> {
+    fn clone(&self) -> Self {
+        LoadShedLayer.layer(self.inner.clone())
+    }
+}

@@ -1,0 +1,179 @@
+//! The rejection: one error type for every layer that refuses a request.
+
+use std::{error::Error, fmt, time::Duration};
+
+/// A boxed error, the error type of every layer that can refuse. The same type as `tower::BoxError`.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// A request was refused because accepting it would have asked too much.
+///
+/// Every layer of this crate refuses with this one type, boxed into a [`BoxError`], and always
+/// out of `Service::call`, never as an error of `poll_ready`, which to tower means a dead service.
+///
+/// **A request answered with `Overloaded` was never handed to the inner service**, so it is safe
+/// to send it again, whatever it does.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+/// use tower_backpressure::{BoxError, ConcurrencyLimitLayer, Overloaded, Reason};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let limit = ConcurrencyLimitLayer::new(1).max_waiting(0);
+/// let mut service = ServiceBuilder::new()
+///     .layer(limit.clone())
+///     .service(service_fn(|()| async { Ok::<_, BoxError>("served") }));
+///
+/// let busy = limit.handle().try_acquire()?;
+/// let error = service.ready().await?.call(()).await.unwrap_err();
+///
+/// let overloaded = Overloaded::find(error.as_ref()).expect("the limit is taken");
+/// assert_eq!(overloaded.reason(), Reason::QueueFull);
+/// assert_eq!(overloaded.layer(), "concurrency_limit");
+/// assert!(overloaded.retry_after() > Duration::ZERO);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overloaded {
+    layer: &'static str,
+    reason: Reason,
+    retry_after: Duration,
+}
+
+/// Why a request was refused.
+///
+/// More reasons come with more layers, so a `match` needs a `_` arm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The limit is reached and the caller did not want to wait: a [`LoadShed`](crate::LoadShed)
+    /// stands outside the layer, or the caller used `try_acquire`.
+    AtLimit,
+    /// The limit is reached and as many callers wait already as may wait (`max_waiting`).
+    QueueFull,
+    /// The request waited as long as a request may wait (`max_wait`).
+    WaitTimeout,
+    /// The service under a [`LoadShed`](crate::LoadShed) was not ready, and it was no layer of
+    /// this crate that held it up, so nothing more is known.
+    NotReady,
+}
+
+impl Overloaded {
+    pub(crate) const fn new(layer: &'static str, reason: Reason, retry_after: Duration) -> Self {
+        Self {
+            layer,
+            reason,
+            retry_after,
+        }
+    }
+
+    /// The layer that refused: its own name if it was given one, else the name of its kind.
+    pub fn layer(&self) -> &'static str {
+        self.layer
+    }
+
+    /// Why it refused.
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// When it makes sense to try again, as the layer that refused estimates it. Never zero.
+    ///
+    /// It is a hint, not a promise: whoever passes it on to many clients should add some jitter.
+    pub fn retry_after(&self) -> Duration {
+        self.retry_after
+    }
+
+    /// Finds an `Overloaded` in an error or in what caused it.
+    ///
+    /// Layers further out may have wrapped the error; this walks the chain of
+    /// [`source`](Error::source)s and gives the outermost `Overloaded` in it.
+    pub fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Self> {
+        std::iter::successors(Some(error), |&error| error.source())
+            .find_map(|error| error.downcast_ref())
+    }
+}
+
+impl fmt::Display for Overloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "overloaded: {} refused the request: {}; retry in {:?}",
+            self.layer, self.reason, self.retry_after
+        )
+    }
+}
+
+impl Error for Overloaded {}
+
+impl Reason {
+    /// The reason as one word, for labels of logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AtLimit => "at_limit",
+            Self::QueueFull => "queue_full",
+            Self::WaitTimeout => "wait_timeout",
+            Self::NotReady => "not_ready",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AtLimit => "its limit is reached",
+            Self::QueueFull => "its limit is reached and its queue is full",
+            Self::WaitTimeout => "the request waited too long",
+            Self::NotReady => "the inner service is not ready",
+        })
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+
+    fn overloaded() -> Overloaded {
+        Overloaded::new("database", Reason::QueueFull, Duration::from_millis(1500))
+    }
+
+    #[derive(Debug)]
+    struct Wrapped(BoxError);
+
+    impl fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("wrapped")
+        }
+    }
+
+    impl Error for Wrapped {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(self.0.as_ref())
+        }
+    }
+
+    #[test]
+    fn it_says_which_layer_refused_and_why_and_when_to_retry() {
+        assert_eq!(
+            overloaded().to_string(),
+            "overloaded: database refused the request: its limit is reached and its queue is full; retry in 1.5s"
+        );
+    }
+
+    #[test]
+    fn it_is_found_at_the_top_and_through_a_source_chain() {
+        let error: BoxError = Box::new(overloaded());
+        assert_eq!(Overloaded::find(error.as_ref()), Some(&overloaded()));
+
+        let error: BoxError = Box::new(Wrapped(Box::new(Wrapped(error))));
+        assert_eq!(Overloaded::find(error.as_ref()), Some(&overloaded()));
+    }
+
+    #[test]
+    fn another_error_is_not_taken_for_it() {
+        let error: BoxError = Box::new(Wrapped("overloaded: not really".into()));
+        assert_eq!(Overloaded::find(error.as_ref()), None);
+    }
+}

@@ -1,0 +1,28 @@
+//! The synchronisation types of this crate: std's, or loom's when the models are checked.
+//!
+//! A private cfg (`backpressure_loom`) is used because `--cfg loom` would reach tokio too.
+
+#[cfg(not(all(test, backpressure_loom)))]
+mod types {
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize};
+    pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
+}
+
+#[cfg(all(test, backpressure_loom))]
+mod types {
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize};
+    pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
+}
+
+pub(crate) use std::sync::atomic::Ordering;
+pub(crate) use types::*;
+
+/// Locks, whether or not another thread panicked while it held the lock.
+///
+/// No code of ours can panic halfway through a change under a lock: wakers, the only foreign
+/// code near it, are woken and dropped after it is released.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
