@@ -25,7 +25,7 @@ fn concurrency_limit_cloned(c: &mut Criterion) {
     let mut group = c.benchmark_group("concurrency_limit_cloned");
     let ours = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Ready);
     group.bench_function("tower-backpressure", |b| {
-        b.iter(|| drive(&mut ours.clone()))
+        b.iter(|| drive(&mut ours.clone()));
     });
     let towers = tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
     group.bench_function("tower", |b| b.iter(|| drive(&mut towers.clone())));

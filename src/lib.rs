@@ -1,6 +1,60 @@
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub, reason = "what is not exported says so: pub(crate)")]
 //! Overload control for [tower](https://docs.rs/tower) services: layers that limit, queue and refuse
-//! work before it hurts.
+//! work before it hurts, in any axum, tonic or hyper server.
+//!
+//! ```
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_backpressure::{BoxError, ConcurrencyLimitLayer, LoadShedLayer, Overloaded};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! let limit = ConcurrencyLimitLayer::new(100); // at most 100 requests in flight
+//! let handle = limit.handle();
+//!
+//! let mut service = ServiceBuilder::new()
+//!     .layer(LoadShedLayer::new()) // refuse what is over, rather than let it wait
+//!     .layer(limit)
+//!     .service(service_fn(|name: &'static str| async move {
+//!         Ok::<_, BoxError>(format!("hello {name}"))
+//!     }));
+//!
+//! match service.ready().await?.call("world").await {
+//!     Ok(response) => assert_eq!(response, "hello world"),
+//!     Err(error) => match Overloaded::find(error.as_ref()) {
+//!         Some(overloaded) => println!("come back in {:?}", overloaded.retry_after()),
+//!         None => println!("failed: {error}"),
+//!     },
+//! }
+//! assert_eq!(handle.snapshot().admitted, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which layer when
+//! | you want | use |
+//! | --- | --- |
+//! | at most so many requests at once | [`ConcurrencyLimitLayer`] |
+//! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
+//! | a request to count until its body is sent | `.hold_until_body_end()`: [`hold`] |
+//! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
+//!
+//! # What all layers have in common
+//! - **One refusal.** [`Overloaded`] says which layer refused, why, and when to come back. It always
+//!   comes out of `call`, and a request that is answered with it was never handed to the inner
+//!   service.
+//! - **One layer value, one state.** However often `layer()` is called and services are cloned, they
+//!   share what was made by the constructor. Handles look at it and change it at run time.
+//! - **No unbounded queue.** Every wait is bounded in number, and in time if you ask for it.
+//! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a
+//!   readied service is dropped.
+//! - **Nothing is spawned**, nothing is allocated for a request that is accepted, and no unsafe code
+//!   is used.
+//!
+//! # Stacking
+//! Put the layers of this crate into *one* `ServiceBuilder`. axum's `Router::layer`, called twice,
+//! puts a service between them that is always ready, and the outer layer no longer sees that the
+//! inner one is full: nothing is shed, and requests wait inside.
 
 mod admission;
 mod algorithm;
@@ -18,3 +72,8 @@ pub use config_error::ConfigError;
 pub use hold::{Hold, UntilBodyEnd, UntilResponse};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
+
+/// The README's example, compiled and run with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -13,7 +13,7 @@ use tower::Service;
 
 /// Always ready, answers at once.
 #[derive(Clone, Debug)]
-pub(crate) struct Ready;
+pub struct Ready;
 
 impl Service<u64> for Ready {
     type Response = u64;
@@ -29,13 +29,13 @@ impl Service<u64> for Ready {
     }
 }
 
-pub(crate) fn noop() -> Context<'static> {
+pub fn noop() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
 /// One request that never has to wait: ready, call, response. Says whether it was served.
 #[inline]
-pub(crate) fn drive<S>(service: &mut S) -> bool
+pub fn drive<S>(service: &mut S) -> bool
 where
     S: Service<u64, Response = u64>,
 {

@@ -104,8 +104,8 @@ pub struct Snapshot {
     pub waiting: usize,
     /// How long the first of them has waited.
     pub oldest_wait: Option<Duration>,
-    /// How many requests were admitted so far: those that completed, were cancelled or panicked,
-    /// and those in flight.
+    /// How many requests were admitted so far: those that are over, however they ended, and those in
+    /// flight. A service that was polled ready counts too, until it is dropped uncalled.
     pub admitted: u64,
     /// How many were refused so far, and why.
     pub rejected: Rejected,

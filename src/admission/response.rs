@@ -13,8 +13,8 @@ use crate::{BoxError, Hold, Overloaded};
 pin_project! {
     /// The response of the inner service, or the refusal.
     ///
-    /// What is held for the request is let go when the inner future completes, or when this is
-    /// dropped, then after the inner future.
+    /// What is held for the request is let go when the inner future has completed or this is
+    /// dropped; either way after the inner future and whatever it owns are gone.
     #[derive(Debug)]
     pub struct ResponseFuture<F, H> {
         #[pin]
@@ -24,10 +24,12 @@ pin_project! {
 
 pin_project! {
     #[project = StateProjection]
+    #[project_replace = StateOwned]
     #[derive(Debug)]
     enum State<F, H> {
-        Admitted { #[pin] future: F, hold: Option<H> },
-        Refused { overloaded: Option<Box<Overloaded>> },
+        Admitted { #[pin] future: F, hold: H },
+        Refused { overloaded: Box<Overloaded> },
+        Done,
     }
 }
 
@@ -35,19 +37,14 @@ impl<F, H> ResponseFuture<F, H> {
     #[inline]
     pub(crate) fn admitted(future: F, hold: H) -> Self {
         Self {
-            state: State::Admitted {
-                future,
-                hold: Some(hold),
-            },
+            state: State::Admitted { future, hold },
         }
     }
 
     /// Boxed already, which keeps the future of every admitted request small.
     pub(crate) fn refused(overloaded: Box<Overloaded>) -> Self {
         Self {
-            state: State::Refused {
-                overloaded: Some(overloaded),
-            },
+            state: State::Refused { overloaded },
         }
     }
 }
@@ -62,19 +59,19 @@ where
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        const COMPLETED: &str = "polled after it completed";
-        Poll::Ready(match self.project().state.project() {
-            StateProjection::Admitted { future, hold } => {
-                let result = ready!(future.poll(cx));
-                let hold = hold.take().expect(COMPLETED);
-                match result {
-                    Ok(response) => Ok(hold.until_done(response)),
-                    Err(error) => Err(error.into()),
-                }
+        let mut state = self.project().state;
+        let result = match state.as_mut().project() {
+            StateProjection::Admitted { future, .. } => Some(ready!(future.poll(cx))),
+            StateProjection::Refused { .. } | StateProjection::Done => None,
+        };
+        // Drops the inner future here, before what is held for it.
+        Poll::Ready(match (state.project_replace(State::Done), result) {
+            (StateOwned::Admitted { hold, .. }, Some(Ok(response))) => {
+                Ok(hold.until_done(response))
             }
-            StateProjection::Refused { overloaded } => {
-                Err(overloaded.take().expect(COMPLETED) as BoxError)
-            }
+            (StateOwned::Admitted { .. }, Some(Err(error))) => Err(error.into()),
+            (StateOwned::Refused { overloaded }, _) => Err(overloaded),
+            _ => panic!("polled after it completed"),
         })
     }
 }

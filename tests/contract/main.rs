@@ -1,0 +1,127 @@
+//! What every layer of this crate promises, whatever it decides: one file a contract, one row a
+//! layer.
+//!
+//! A new layer adds a row to the table below and is held to all of it. Layers that limit are built
+//! for one request at a time, because that is where a permit that goes missing shows at once.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cancellation;
+mod cloning;
+mod errors;
+mod panics;
+mod readiness;
+mod rejection;
+mod wakeups;
+
+use std::time::Duration;
+
+use support::Probe;
+use tower::{BoxError, Layer, Service, ServiceBuilder};
+use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer};
+
+/// What a layer makes of a second request while one is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Second {
+    Waits,
+    IsRefused,
+    IsServed,
+}
+use Second::*;
+
+/// A service as servers need it: axum wants `Clone + Send + Sync`, and a future that is `Send`.
+trait Subject:
+    Service<u32, Response = u32, Error = BoxError, Future: Send + Unpin> + Clone + Send + Sync + 'static
+{
+}
+impl<S> Subject for S where
+    S: Service<u32, Response = u32, Error = BoxError, Future: Send + Unpin>
+        + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+macro_rules! contract {
+    ($($row:ident: $second:ident, $layer:expr;)*) => { $(
+        mod $row {
+            use super::*;
+
+            contract!(@tests $second, $layer,
+                readiness::only_what_was_polled_ready_is_called,
+                readiness::a_readied_service_that_is_dropped_gives_back,
+                readiness::a_clone_of_a_readied_service_holds_nothing,
+                readiness::a_service_that_was_turned_away_and_is_kept_takes_nothing,
+                readiness::an_inner_service_that_is_not_ready_is_not_called,
+                readiness::one_that_waits_for_its_inner_service_gives_back_when_dropped,
+                cancellation::a_request_may_be_dropped_after_any_poll,
+                cancellation::a_request_that_waits_may_be_dropped_after_any_poll,
+                cancellation::a_response_future_may_be_dropped_unpolled,
+                wakeups::one_that_waits_is_woken_once_and_never_wakes_itself,
+                wakeups::the_task_that_polled_last_is_woken,
+                wakeups::none_is_lost_between_threads,
+                cloning::clones_and_repeated_layers_share_one_state,
+                rejection::a_refused_request_never_reaches_the_inner_service,
+                rejection::a_refusal_is_judged_anew,
+                errors::errors_of_the_inner_service_are_passed_on_and_give_back,
+                errors::an_inner_service_that_is_dead_says_so_and_gives_back,
+                panics::a_panic_anywhere_in_the_inner_service_gives_back,
+            );
+        }
+    )* };
+    (@tests $second:ident, $layer:expr, $($contract:ident::$test:ident,)*) => { $(
+        #[test]
+        fn $test() {
+            $contract::$test($layer, $second);
+        }
+    )* };
+}
+
+contract! {
+    concurrency_limit: Waits, ConcurrencyLimitLayer::new(1);
+    concurrency_limit_with_max_wait: Waits,
+        ConcurrencyLimitLayer::new(1).max_wait(Duration::from_secs(3600));
+    concurrency_limit_without_queue: IsRefused, ConcurrencyLimitLayer::new(1).max_waiting(0);
+    load_shed: IsServed, LoadShedLayer::new();
+    load_shed_over_concurrency_limit: IsRefused,
+        ServiceBuilder::new().layer(LoadShedLayer::new()).layer(ConcurrencyLimitLayer::new(1));
+    load_shed_over_two_concurrency_limits: IsRefused, ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(2))
+        .layer(ConcurrencyLimitLayer::new(1));
+    two_concurrency_limits: Waits, ServiceBuilder::new()
+        .layer(ConcurrencyLimitLayer::new(1))
+        .layer(ConcurrencyLimitLayer::new(2));
+    concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
+        .layer(ConcurrencyLimitLayer::new(100))
+        .layer(LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(1));
+}
+
+/// A request that was served takes nothing with it: the next one is served too.
+#[track_caller]
+fn assert_free(service: &impl Subject, probe: &Probe) {
+    for _ in 0..3 {
+        assert_eq!(support::finish(support::request(service)).unwrap(), 7);
+    }
+    assert_eq!(probe.live(), 0);
+}
+
+/// Runs inside a runtime, which timers need, but polls by hand.
+fn with_runtime<T>(test: impl FnOnce() -> T) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let _entered = runtime.enter();
+    test()
+}
+
+/// A stack around a fresh probe.
+fn stack<L: Layer<Probe>>(layer: &L) -> (L::Service, Probe) {
+    let probe = Probe::new();
+    (layer.layer(probe.clone()), probe)
+}
