@@ -67,11 +67,14 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use crate::admission::gate::{Rejected, Snapshot};
+pub use crate::admission::gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, Reason, ResponseFuture, UntilBodyEnd,
     UntilResponse,
-    admission::{claim::Claim, gate::Gate, shed},
+    admission::{
+        claim::{Claim, Limiter},
+        gate::Gate,
+    },
     sync::Arc,
 };
 
@@ -102,7 +105,7 @@ impl ConcurrencyLimitLayer {
 impl<H> ConcurrencyLimitLayer<H> {
     /// At most so many callers wait; the next one is refused. 1024 unless set; with 0 nobody waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
-        self.gate.set_max_waiting(max_waiting);
+        self.gate.bounds.set_max_waiting(max_waiting);
         self
     }
 
@@ -110,14 +113,14 @@ impl<H> ConcurrencyLimitLayer<H> {
     ///
     /// It needs a tokio runtime with time enabled wherever the service is polled.
     pub fn max_wait(self, max_wait: Duration) -> Self {
-        self.gate.set_max_wait(Some(max_wait));
+        self.gate.bounds.set_max_wait(Some(max_wait));
         self
     }
 
     /// A name of its own, for [`Overloaded::layer`]: a stack may have several limits. The first
     /// name given stays.
     pub fn name(self, name: &'static str) -> Self {
-        self.gate.set_name(name);
+        self.gate.bounds.set_name(name);
         self
     }
 
@@ -148,7 +151,7 @@ impl<S, H> Layer<S> for ConcurrencyLimitLayer<H> {
     fn layer(&self, inner: S) -> Self::Service {
         ConcurrencyLimit {
             inner,
-            claim: Claim::new(Arc::clone(&self.gate)),
+            claim: Claim::new(Arc::clone(&self.gate), ()),
             hold: PhantomData,
         }
     }
@@ -171,7 +174,7 @@ impl<H> fmt::Debug for ConcurrencyLimitLayer<H> {
 /// A service with a limited number of requests in flight. Made by [`ConcurrencyLimitLayer`].
 pub struct ConcurrencyLimit<S, H = UntilResponse> {
     inner: S,
-    claim: Claim,
+    claim: Claim<Gate>,
     hold: PhantomData<fn() -> H>,
 }
 
@@ -187,22 +190,7 @@ where
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        ready!(self.claim.poll(cx));
-        if !self.claim.is_held() {
-            return Poll::Ready(Ok(())); // refused: `call` says so
-        }
-        let polled = self.inner.poll_ready(cx).map_err(Into::into);
-        // A permit is kept while the inner service gets ready, but not for a caller that sheds: it
-        // would hoard it, idle, until it happens to be polled again.
-        let keep = match polled {
-            Poll::Ready(Ok(())) => true,
-            Poll::Ready(Err(_)) => false,
-            Poll::Pending => !shed::is_shedding(cx),
-        };
-        if !keep {
-            self.claim.reset();
-        }
-        polled
+        self.claim.poll_ready(&mut self.inner, cx)
     }
 
     /// # Panics
@@ -210,7 +198,10 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         match self.claim.take() {
-            Ok(permit) => ResponseFuture::admitted(self.inner.call(request), permit.into()),
+            Ok(()) => {
+                let permit = Permit::new(Arc::clone(self.claim.limiter()));
+                ResponseFuture::admitted(self.inner.call(request), permit.into())
+            }
             Err(overloaded) => ResponseFuture::refused(overloaded),
         }
     }
@@ -221,7 +212,7 @@ impl<S: Clone, H> Clone for ConcurrencyLimit<S, H> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            claim: Claim::new(Arc::clone(self.claim.gate())),
+            claim: self.claim.fresh(),
             hold: PhantomData,
         }
     }
@@ -278,12 +269,12 @@ impl Handle {
 
     /// Changes how many callers may wait. Those who wait already may stay.
     pub fn set_max_waiting(&self, max_waiting: usize) {
-        self.gate.set_max_waiting(max_waiting);
+        self.gate.bounds.set_max_waiting(max_waiting);
     }
 
     /// Changes how long callers may wait that come from now on; `None` is without a bound.
     pub fn set_max_wait(&self, max_wait: Option<Duration>) {
-        self.gate.set_max_wait(max_wait);
+        self.gate.bounds.set_max_wait(max_wait);
     }
 
     /// Waits for a permit, in line with the layer's requests and under the same bounds.
@@ -291,7 +282,7 @@ impl Handle {
     /// The place in the queue is taken at the first poll. Dropping the future loses nothing.
     pub fn acquire(&self) -> Acquire {
         Acquire {
-            claim: Claim::new(Arc::clone(&self.gate)),
+            claim: Claim::new(Arc::clone(&self.gate), ()),
         }
     }
 
@@ -300,9 +291,9 @@ impl Handle {
     /// # Errors
     /// [`Reason::AtLimit`] if not.
     pub fn try_acquire(&self) -> Result<Permit, Overloaded> {
-        match self.gate.try_admit() {
+        match self.gate.try_admit(()) {
             true => Ok(Permit::new(Arc::clone(&self.gate))),
-            false => Err(*self.gate.refuse(Reason::AtLimit)),
+            false => Err(*self.gate.refuse((), Reason::AtLimit)),
         }
     }
 
@@ -316,7 +307,7 @@ impl Handle {
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Acquire {
-    claim: Claim,
+    claim: Claim<Gate>,
 }
 
 impl Future for Acquire {
@@ -324,6 +315,9 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         ready!(self.claim.poll(cx));
-        Poll::Ready(self.claim.take().map_err(|overloaded| *overloaded))
+        Poll::Ready(match self.claim.take() {
+            Ok(()) => Ok(Permit::new(Arc::clone(self.claim.limiter()))),
+            Err(overloaded) => Err(*overloaded),
+        })
     }
 }

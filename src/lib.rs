@@ -64,14 +64,19 @@ mod config_error;
 pub mod hold;
 pub mod load_shed;
 mod overloaded;
+mod rate;
+pub mod rate_limit;
 mod sync;
 
-pub use admission::{permit::Permit, response::ResponseFuture};
+pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture};
+pub use clock::Clock;
 pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;
 pub use hold::{Hold, UntilBodyEnd, UntilResponse};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
+pub use rate::Rate;
+pub use rate_limit::{RateLimit, RateLimitLayer};
 
 /// The README's example, compiled and run with the others.
 #[cfg(doctest)]

@@ -53,8 +53,13 @@ pub enum Reason {
     AtLimit,
     /// The limit is reached and as many callers wait already as may wait (`max_waiting`).
     QueueFull,
-    /// The request waited as long as a request may wait (`max_wait`).
+    /// The request waited as long as a request may wait (`max_wait`), or was certain to.
     WaitTimeout,
+    /// It asks for more tokens than the bucket ever holds; trying again does not help.
+    ExceedsBurst,
+    /// The client has used up its own quota. It is the client that asks for too much, not the server
+    /// that can do too little: HTTP 429 rather than 503.
+    Quota,
     /// The service under a [`LoadShed`](crate::LoadShed) was not ready, and it was no layer of
     /// this crate that held it up, so nothing more is known.
     NotReady,
@@ -115,6 +120,8 @@ impl Reason {
             Self::AtLimit => "at_limit",
             Self::QueueFull => "queue_full",
             Self::WaitTimeout => "wait_timeout",
+            Self::ExceedsBurst => "exceeds_burst",
+            Self::Quota => "quota",
             Self::NotReady => "not_ready",
         }
     }
@@ -125,7 +132,9 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Self::AtLimit => "its limit is reached",
             Self::QueueFull => "its limit is reached and its queue is full",
-            Self::WaitTimeout => "the request waited too long",
+            Self::WaitTimeout => "the wait is longer than allowed",
+            Self::ExceedsBurst => "it asks for more than the burst",
+            Self::Quota => "the client's quota is used up",
             Self::NotReady => "the inner service is not ready",
         })
     }

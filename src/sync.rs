@@ -4,13 +4,15 @@
 
 #[cfg(not(all(test, backpressure_loom)))]
 mod types {
-    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize};
+    pub(crate) use std::hint::spin_loop;
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, fence};
     pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
 }
 
 #[cfg(all(test, backpressure_loom))]
 mod types {
-    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize};
+    pub(crate) use loom::hint::spin_loop;
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
     pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
 }
 

@@ -86,6 +86,14 @@ fn load_shed_refuses_a_call_that_was_not_polled_ready() {
 }
 
 #[test]
+fn a_clone_of_a_ready_load_shed_is_not_ready() {
+    let mut service = LoadShedLayer::new().layer(Probe::new());
+    assert!(poll_ready(&mut service).is_ready());
+    assert_refused(finish(service.clone().call(7)), Reason::NotReady);
+    assert_eq!(finish(service.call(7)).unwrap(), 7);
+}
+
+#[test]
 fn a_readiness_of_load_shed_is_good_for_one_call() {
     let mut service = LoadShedLayer::new().layer(Probe::new());
     assert!(poll_ready(&mut service).is_ready());

@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use support::CountWakes;
 use tower_backpressure::{
     ConcurrencyLimitLayer, Permit, Reason,
@@ -244,7 +244,11 @@ fn take<T>(from: &mut Vec<T>, of: usize) -> Option<T> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig {
+        cases: 2000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn the_gate_does_what_the_model_does(limit in 1usize..5, steps in steps()) {

@@ -96,6 +96,24 @@ async fn nor_with_two_limits_whichever_is_full() {
     }
 }
 
+/// The outer limit has room, so a permit of it is there to be taken, but not to be kept.
+#[tokio::test]
+async fn an_outer_limit_keeps_no_permit_for_a_request_that_an_inner_one_refused() {
+    let outer = ConcurrencyLimitLayer::new(5);
+    let inner = ConcurrencyLimitLayer::new(1);
+    let shed = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(outer.clone())
+        .layer(inner.clone())
+        .service(Probe::new());
+    let _busy = inner.handle().try_acquire().unwrap();
+    let mut kept: Vec<_> = (0..3).map(|_| shed.clone()).collect();
+    for kept in &mut kept {
+        assert_refused(kept.ready().await.unwrap().call(7).await, Reason::AtLimit);
+        assert_eq!(outer.handle().snapshot().in_flight, 0);
+    }
+}
+
 #[tokio::test]
 async fn nor_with_one_shed_inside_another() {
     let shed = ServiceBuilder::new()

@@ -1,28 +1,63 @@
-//! What one caller has at a gate.
+//! What one caller has at a limiter.
 
 use std::{
     fmt, mem,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
 };
 
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
+use tower_service::Service;
 
-use super::{
-    gate::{Entered, Gate},
-    permit::Permit,
-    queue::Ticket,
-    shed,
-};
-use crate::{Overloaded, Reason, sync::Arc};
+use super::{bounds::Bounds, queue::Ticket, shed};
+use crate::{BoxError, Overloaded, Reason, sync::Arc};
 
-/// One caller at a gate: it has nothing, waits, holds a permit that it has not used yet, or was
+/// What a claim is made on: something that admits, lets wait, and refuses.
+pub(crate) trait Limiter {
+    /// What a caller asks for, where that differs.
+    type Ask: Copy;
+
+    fn bounds(&self) -> &Bounds;
+
+    /// Admits the caller if that can be done without waiting or passing anybody who waits.
+    fn try_admit(&self, ask: Self::Ask) -> bool;
+
+    /// Admits the caller, else lets it wait, else refuses it.
+    fn enter(&self, ask: Self::Ask, waker: Waker) -> Entered;
+
+    /// Trades a ticket that has been granted for admission. One that has not is given back, with
+    /// after which time to look again if nothing else happens; `waker` is woken when something does.
+    fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), (Ticket, Option<Duration>)>;
+
+    /// Takes a ticket back. If it had been granted, the caller is admitted.
+    fn leave(&self, ticket: Ticket) -> bool;
+
+    /// Takes an admission back that was not used, as if it had never been.
+    fn give_back(&self, ask: Self::Ask);
+
+    /// Makes the refusal, and counts it.
+    fn refuse(&self, ask: Self::Ask, reason: Reason) -> Box<Overloaded>;
+}
+
+/// What became of a caller that was not admitted at once.
+pub(crate) enum Entered {
+    Admitted,
+    /// As [`Limiter::redeem`] would give it back.
+    Waiting(Ticket, Option<Duration>),
+    Refused(Reason),
+}
+
+/// One caller at a limiter: it has nothing, waits, is admitted but has made no use of it yet, or was
 /// refused. Dropping it gives back whatever it has.
-pub(crate) struct Claim {
-    gate: Arc<Gate>,
+pub(crate) struct Claim<L: Limiter> {
+    limiter: Arc<L>,
+    ask: L::Ask,
     state: State,
-    /// Ends the wait at `max_wait`. Apart from the state, which every request changes, so that
-    /// changing it has nothing to drop.
+    /// When the wait ends at the latest.
+    deadline: Option<Instant>,
+    /// Set while it waits, to the deadline or to when it has to look again. Apart from the state,
+    /// which every request changes, so that changing it has nothing to drop.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -35,27 +70,36 @@ enum State {
     Refused(Reason),
 }
 
-impl Claim {
+impl<L: Limiter> Claim<L> {
     #[inline]
-    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+    pub(crate) fn new(limiter: Arc<L>, ask: L::Ask) -> Self {
         Self {
-            gate,
+            limiter,
+            ask,
             state: State::Idle,
+            deadline: None,
             timer: None,
         }
     }
 
-    pub(crate) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
+    #[inline]
+    pub(crate) fn limiter(&self) -> &Arc<L> {
+        &self.limiter
     }
 
-    /// Ready when it is decided: the claim [is held](Self::is_held), or is refused, which is judged
+    /// Another one that asks for the same and has nothing yet.
+    #[inline]
+    pub(crate) fn fresh(&self) -> Self {
+        Self::new(Arc::clone(&self.limiter), self.ask)
+    }
+
+    /// Ready when it is decided: the claim is held, or is refused, which is judged
     /// anew at the next poll.
     #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.state {
             State::Held => return Poll::Ready(()),
-            State::Idle | State::Refused(_) if self.gate.try_admit() => {
+            State::Idle | State::Refused(_) if self.limiter.try_admit(self.ask) => {
                 self.state = State::Held;
                 return Poll::Ready(());
             }
@@ -64,20 +108,48 @@ impl Claim {
         self.poll_slow(cx)
     }
 
+    /// The `poll_ready` of a layer that reserves: its own claim first, then the inner service.
     #[inline]
-    pub(crate) fn is_held(&self) -> bool {
+    pub(crate) fn poll_ready<S, R>(
+        &mut self,
+        inner: &mut S,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), BoxError>>
+    where
+        S: Service<R, Error: Into<BoxError>>,
+    {
+        ready!(self.poll(cx));
+        if !self.is_held() {
+            return Poll::Ready(Ok(())); // refused: `call` says so
+        }
+        let polled = inner.poll_ready(cx).map_err(Into::into);
+        // An admission is kept while the inner service gets ready, but not for a caller that sheds:
+        // it would hoard it, idle, until it happens to be polled again.
+        let keep = match polled {
+            Poll::Ready(Ok(())) => true,
+            Poll::Ready(Err(_)) => false,
+            Poll::Pending => !shed::is_shedding(cx),
+        };
+        if !keep {
+            self.reset();
+        }
+        polled
+    }
+
+    #[inline]
+    fn is_held(&self) -> bool {
         matches!(self.state, State::Held)
     }
 
-    /// Uses up the claim: its permit, or its refusal.
+    /// Makes use of the claim: from now on the admission is the caller's to give back.
     ///
     /// # Panics
     /// If it was not polled ready.
     #[inline]
-    pub(crate) fn take(&mut self) -> Result<Permit, Box<Overloaded>> {
+    pub(crate) fn take(&mut self) -> Result<(), Box<Overloaded>> {
         match mem::take(&mut self.state) {
-            State::Held => Ok(Permit::new(Arc::clone(&self.gate))),
-            State::Refused(reason) => Err(self.gate.refuse(reason)),
+            State::Held => Ok(()),
+            State::Refused(reason) => Err(self.limiter.refuse(self.ask, reason)),
             State::Idle | State::Waiting(_) => {
                 panic!(
                     "`call` without `poll_ready`: a service must be polled ready before each call"
@@ -89,12 +161,12 @@ impl Claim {
     /// Gives back whatever it has.
     pub(crate) fn reset(&mut self) {
         let granted = match mem::take(&mut self.state) {
-            State::Waiting(ticket) => self.gate.leave(ticket),
+            State::Waiting(ticket) => self.limiter.leave(ticket),
             State::Held => true,
             State::Idle | State::Refused(_) => false,
         };
         if granted {
-            self.gate.give_back();
+            self.limiter.give_back(self.ask);
         }
     }
 
@@ -103,28 +175,65 @@ impl Claim {
         if shed::is_shedding(cx) {
             return self.poll_shedding();
         }
-        if let State::Waiting(ticket) = mem::take(&mut self.state) {
-            self.state = match self.gate.redeem(ticket, cx.waker()) {
-                Ok(()) => State::Held,
-                Err(ticket) => State::Waiting(ticket),
-            };
+        let mut waiting = if let Some(ticket) = self.take_ticket() {
+            self.limiter.redeem(ticket, cx.waker())
         } else {
-            self.state = match self.gate.enter(cx.waker().clone()) {
-                Entered::Admitted => State::Held,
-                Entered::Refused => State::Refused(Reason::QueueFull),
-                Entered::Waiting(ticket) => State::Waiting(ticket),
-            };
-            // After the state is set: `sleep` panics without a runtime, and no ticket may be lost.
-            self.timer = self.gate.max_wait().map(|wait| Box::pin(sleep(wait)));
-        }
-        if let State::Waiting(_) = self.state {
-            match self.timer.as_mut().map(|timer| timer.as_mut().poll(cx)) {
-                Some(Poll::Ready(())) => self.stop_waiting(Reason::WaitTimeout),
-                Some(Poll::Pending) | None => return Poll::Pending,
+            // Before it has a ticket to lose: without a runtime, `sleep` panics.
+            let max_wait = self.limiter.bounds().max_wait();
+            self.deadline = max_wait.map(|wait| sleep(wait).deadline());
+            match self.limiter.enter(self.ask, cx.waker().clone()) {
+                Entered::Admitted => Ok(()),
+                Entered::Waiting(ticket, look_again) => Err((ticket, look_again)),
+                Entered::Refused(reason) => {
+                    self.state = State::Refused(reason);
+                    return Poll::Ready(());
+                }
             }
+        };
+        // Until it is decided, or there is nothing to do but wait.
+        while let Err((ticket, look_again)) = waiting {
+            self.state = State::Waiting(ticket);
+            if self.poll_timer(cx, look_again).is_pending() {
+                return Poll::Pending;
+            }
+            let Some(ticket) = self.take_ticket() else {
+                return Poll::Ready(());
+            };
+            waiting = self.limiter.redeem(ticket, cx.waker());
         }
+        self.state = State::Held;
         self.timer = None;
         Poll::Ready(())
+    }
+
+    fn take_ticket(&mut self) -> Option<Ticket> {
+        match mem::take(&mut self.state) {
+            State::Waiting(ticket) => Some(ticket),
+            state => {
+                self.state = state;
+                None
+            }
+        }
+    }
+
+    /// Ready when it is worth another look, or when the deadline has ended the wait.
+    fn poll_timer(&mut self, cx: &mut Context<'_>, look_again: Option<Duration>) -> Poll<()> {
+        let look_again = look_again.map(|after| sleep(after).deadline());
+        let Some(at) = self.deadline.into_iter().chain(look_again).min() else {
+            self.timer = None;
+            return Poll::Pending;
+        };
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(sleep(Duration::ZERO)));
+        if timer.deadline() != at {
+            timer.as_mut().reset(at);
+        }
+        let polled = timer.as_mut().poll(cx);
+        if polled.is_ready() && Some(at) == self.deadline {
+            self.stop_waiting(Reason::WaitTimeout);
+        }
+        polled
     }
 
     /// Leaves no trace: a caller that sheds does not come back for what is set aside for it.
@@ -134,23 +243,23 @@ impl Claim {
             return Poll::Ready(());
         }
         self.state = State::Idle;
-        shed::leave(self.gate.refuse(Reason::AtLimit));
+        shed::leave(self.limiter.refuse(self.ask, Reason::AtLimit));
         Poll::Pending
     }
 
-    /// If it waits: takes the permit if that has been granted, else gives up for that reason.
+    /// If it waits: is admitted if that has been granted, else gives up for that reason.
     fn stop_waiting(&mut self, reason: Reason) {
-        self.state = match mem::take(&mut self.state) {
-            State::Waiting(ticket) => match self.gate.leave(ticket) {
+        if let Some(ticket) = self.take_ticket() {
+            self.state = match self.limiter.leave(ticket) {
                 true => State::Held,
                 false => State::Refused(reason),
-            },
-            state => state,
-        };
+            };
+            self.timer = None;
+        }
     }
 }
 
-impl Drop for Claim {
+impl<L: Limiter> Drop for Claim<L> {
     #[inline]
     fn drop(&mut self) {
         if !matches!(self.state, State::Idle) {
@@ -159,7 +268,7 @@ impl Drop for Claim {
     }
 }
 
-impl fmt::Debug for Claim {
+impl<L: Limiter + fmt::Debug> fmt::Debug for Claim<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Idle => "idle",
@@ -168,7 +277,7 @@ impl fmt::Debug for Claim {
             State::Refused(_) => "refused",
         };
         f.debug_struct("Claim")
-            .field("gate", &self.gate)
+            .field("limiter", &self.limiter)
             .field("state", &state)
             .finish()
     }

@@ -25,10 +25,12 @@
 #[cfg(all(test, backpressure_loom))]
 mod models;
 
-use std::{fmt, sync::OnceLock, task::Waker, time::Duration};
+use std::{fmt, task::Waker, time::Duration};
 
 use super::{
-    queue::{MAX_WAITING, Queue, Ticket},
+    bounds::{Bounds, Rejected, nanos},
+    claim::{Entered, Limiter},
+    queue::{Queue, Ticket},
     word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
 };
 use crate::{
@@ -38,16 +40,10 @@ use crate::{
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering::*, lock},
 };
 
-/// How many callers may wait unless the layer is told otherwise: enough for a burst at any limit in
-/// common use, few enough that a standing queue is refused in time.
-pub(crate) const DEFAULT_MAX_WAITING: usize = 1024;
-
 /// The retry hint where the rate at which permits come back is not known.
 pub(crate) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
-
-const NO_BOUND: u64 = u64::MAX;
 
 /// A refusal at the limit takes about 10 ns, a look at the clock 24: one in so many looks.
 const LOOK_EVERY: u64 = 16;
@@ -60,33 +56,19 @@ pub(crate) struct Gate {
     peak: AtomicUsize,
     /// The number of the last ticket that was granted. Changed under the lock.
     granted: AtomicU64,
-    rejected_at_limit: AtomicU64,
-    rejected_queue_full: AtomicU64,
-    rejected_wait_timeout: AtomicU64,
     /// The retry hint of the last look, in nanoseconds.
     retry_after: AtomicU64,
-    /// In nanoseconds; [`NO_BOUND`] is none.
-    max_wait: AtomicU64,
-    kind: &'static str,
-    name: OnceLock<&'static str>,
+    pub(crate) bounds: Bounds,
     clock: Clock,
     slow: Mutex<Slow>,
 }
 
 /// What is only touched when somebody waits, is refused, or looks.
 struct Slow {
-    queue: Queue,
-    max_waiting: usize,
+    queue: Queue<()>,
     /// Completions that were folded out of the word.
     completed: u64,
     drain_rate: DrainRate,
-}
-
-/// What became of a caller that was not admitted at once.
-pub(crate) enum Entered {
-    Admitted,
-    Waiting(Ticket),
-    Refused,
 }
 
 /// The state of a limiter at one moment.
@@ -111,25 +93,6 @@ pub struct Snapshot {
     pub rejected: Rejected,
 }
 
-/// How many requests a limiter refused, by [`Reason`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Rejected {
-    /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`].
-    pub at_limit: u64,
-    /// Refused because the queue was full: [`Reason::QueueFull`].
-    pub queue_full: u64,
-    /// Refused after a wait of `max_wait`: [`Reason::WaitTimeout`].
-    pub wait_timeout: u64,
-}
-
-impl Rejected {
-    /// All of them together.
-    pub fn total(&self) -> u64 {
-        self.at_limit + self.queue_full + self.wait_timeout
-    }
-}
-
 impl Gate {
     /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
     pub(crate) fn new(kind: &'static str, limit: usize) -> Result<Self, ConfigError> {
@@ -138,96 +101,15 @@ impl Gate {
             word: AtomicU64::new(Word::new(limit).0),
             peak: AtomicUsize::new(0),
             granted: AtomicU64::new(0),
-            rejected_at_limit: AtomicU64::new(0),
-            rejected_queue_full: AtomicU64::new(0),
-            rejected_wait_timeout: AtomicU64::new(0),
             retry_after: AtomicU64::new(nanos(DEFAULT_RETRY_AFTER)),
-            max_wait: AtomicU64::new(NO_BOUND),
-            kind,
-            name: OnceLock::new(),
-            clock: Clock::start(),
+            bounds: Bounds::new(kind),
+            clock: Clock::default(),
             slow: Mutex::new(Slow {
                 queue: Queue::new(),
-                max_waiting: DEFAULT_MAX_WAITING,
                 completed: 0,
                 drain_rate: DrainRate::default(),
             }),
         })
-    }
-
-    /// Admits the caller if there is room and nobody waits.
-    #[inline]
-    pub(crate) fn try_admit(&self) -> bool {
-        let mut word = self.load();
-        while !word.queued() && word.has_room() {
-            match self.swap(word, word.admitted()) {
-                Ok(admitted) => {
-                    self.raise_peak(admitted.in_flight());
-                    return true;
-                }
-                Err(now) => word = now,
-            }
-        }
-        false
-    }
-
-    /// Admits the caller, else lets it wait, else refuses it.
-    #[cold]
-    pub(crate) fn enter(&self, waker: Waker) -> Entered {
-        let since = self.clock.now();
-        let mut slow = lock(&self.slow);
-        if slow.queue.is_empty() {
-            let mut word = self.load();
-            loop {
-                let next = match word.has_room() {
-                    true => word.admitted(),
-                    false if slow.max_waiting == 0 => return Entered::Refused,
-                    false => word.with_queued(true),
-                };
-                match self.swap(word, next) {
-                    Ok(word) if word.queued() => break,
-                    Ok(word) => {
-                        self.raise_peak(word.in_flight());
-                        return Entered::Admitted;
-                    }
-                    Err(now) => word = now,
-                }
-            }
-        } else if slow.queue.len() >= slow.max_waiting {
-            return Entered::Refused;
-        }
-        Entered::Waiting(slow.queue.push(waker, since))
-    }
-
-    /// Trades a ticket that has been granted for the permit. One that has not is given back, and
-    /// `waker` is woken when it is.
-    pub(crate) fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), Ticket> {
-        if self.is_granted(&ticket) {
-            return Ok(());
-        }
-        let mut slow = lock(&self.slow);
-        if self.is_granted(&ticket) {
-            return Ok(());
-        }
-        let replaced = slow.queue.wake_with(&ticket, waker);
-        drop(slow);
-        drop(replaced);
-        Err(ticket)
-    }
-
-    /// Takes a ticket back. If it had been granted, the permit is the caller's from now on.
-    pub(crate) fn leave(&self, ticket: Ticket) -> bool {
-        let mut slow = lock(&self.slow);
-        if self.is_granted(&ticket) {
-            return true;
-        }
-        let waker = slow.queue.remove(ticket);
-        if slow.queue.is_empty() {
-            self.word.fetch_and(!QUEUED, AcqRel);
-        }
-        drop(slow);
-        drop(waker);
-        false
     }
 
     fn is_granted(&self, ticket: &Ticket) -> bool {
@@ -240,26 +122,6 @@ impl Gate {
         self.release(1);
     }
 
-    /// Gives a permit back that was not used, as if it had never been taken.
-    pub(crate) fn give_back(&self) {
-        self.release(0);
-    }
-
-    /// Makes the refusal, and counts it.
-    pub(crate) fn refuse(&self, reason: Reason) -> Box<Overloaded> {
-        let rejected = match reason {
-            Reason::QueueFull => &self.rejected_queue_full,
-            Reason::WaitTimeout => &self.rejected_wait_timeout,
-            _ => &self.rejected_at_limit,
-        };
-        let before = rejected.fetch_add(1, Relaxed);
-        if reason != Reason::AtLimit || before % LOOK_EVERY == 0 {
-            self.look();
-        }
-        let retry_after = Duration::from_nanos(self.retry_after.load(Relaxed));
-        Box::new(Overloaded::new(self.name(), reason, retry_after))
-    }
-
     pub(crate) fn set_limit(&self, limit: usize) -> Result<(), ConfigError> {
         check_limit(limit)?;
         let slow = lock(&self.slow); // see `hand_over`
@@ -270,31 +132,6 @@ impl Gate {
         drop(slow);
         self.settle();
         Ok(())
-    }
-
-    /// Applies to callers that come from now on; nobody who waits is sent away.
-    pub(crate) fn set_max_waiting(&self, max_waiting: usize) {
-        lock(&self.slow).max_waiting = max_waiting.min(MAX_WAITING);
-    }
-
-    /// Applies to callers that come from now on.
-    pub(crate) fn set_max_wait(&self, max_wait: Option<Duration>) {
-        let max_wait = max_wait.map_or(NO_BOUND, nanos);
-        self.max_wait.store(max_wait, Relaxed);
-    }
-
-    pub(crate) fn max_wait(&self) -> Option<Duration> {
-        let max_wait = self.max_wait.load(Relaxed);
-        (max_wait != NO_BOUND).then(|| Duration::from_nanos(max_wait))
-    }
-
-    /// The first name that is given stays.
-    pub(crate) fn set_name(&self, name: &'static str) {
-        let _ = self.name.set(name);
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.name.get().unwrap_or(&self.kind)
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -310,11 +147,7 @@ impl Gate {
             waiting: slow.queue.len(),
             oldest_wait: slow.queue.oldest().map(|since| now.saturating_sub(since)),
             admitted: slow.completed + word.completed() + word.in_flight() as u64,
-            rejected: Rejected {
-                at_limit: self.rejected_at_limit.load(Relaxed),
-                queue_full: self.rejected_queue_full.load(Relaxed),
-                wait_timeout: self.rejected_wait_timeout.load(Relaxed),
-            },
+            rejected: self.bounds.rejected(),
         }
     }
 
@@ -453,11 +286,104 @@ impl Gate {
     }
 }
 
+impl Limiter for Gate {
+    type Ask = ();
+
+    fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    #[inline]
+    fn try_admit(&self, (): ()) -> bool {
+        let mut word = self.load();
+        while !word.queued() && word.has_room() {
+            match self.swap(word, word.admitted()) {
+                Ok(admitted) => {
+                    self.raise_peak(admitted.in_flight());
+                    return true;
+                }
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    #[cold]
+    fn enter(&self, (): (), waker: Waker) -> Entered {
+        let since = self.clock.now();
+        let mut slow = lock(&self.slow);
+        if slow.queue.is_empty() {
+            let mut word = self.load();
+            loop {
+                let next = match word.has_room() {
+                    true => word.admitted(),
+                    false if self.bounds.max_waiting() == 0 => {
+                        return Entered::Refused(Reason::QueueFull);
+                    }
+                    false => word.with_queued(true),
+                };
+                match self.swap(word, next) {
+                    Ok(word) if word.queued() => break,
+                    Ok(word) => {
+                        self.raise_peak(word.in_flight());
+                        return Entered::Admitted;
+                    }
+                    Err(now) => word = now,
+                }
+            }
+        } else if slow.queue.len() >= self.bounds.max_waiting() {
+            return Entered::Refused(Reason::QueueFull);
+        }
+        Entered::Waiting(slow.queue.push(waker, since, ()), None)
+    }
+
+    fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), (Ticket, Option<Duration>)> {
+        if self.is_granted(&ticket) {
+            return Ok(());
+        }
+        let mut slow = lock(&self.slow);
+        if self.is_granted(&ticket) {
+            return Ok(());
+        }
+        let replaced = slow.queue.wake_with(&ticket, waker);
+        drop(slow);
+        drop(replaced);
+        Err((ticket, None))
+    }
+
+    fn leave(&self, ticket: Ticket) -> bool {
+        let mut slow = lock(&self.slow);
+        if self.is_granted(&ticket) {
+            return true;
+        }
+        let ((), waker) = slow.queue.remove(ticket);
+        if slow.queue.is_empty() {
+            self.word.fetch_and(!QUEUED, AcqRel);
+        }
+        drop(slow);
+        drop(waker);
+        false
+    }
+
+    fn give_back(&self, (): ()) {
+        self.release(0);
+    }
+
+    fn refuse(&self, (): (), reason: Reason) -> Box<Overloaded> {
+        let before = self.bounds.count(reason);
+        if reason != Reason::AtLimit || before % LOOK_EVERY == 0 {
+            self.look();
+        }
+        let retry_after = Duration::from_nanos(self.retry_after.load(Relaxed));
+        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+}
+
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.load();
         f.debug_struct("Gate")
-            .field("name", &self.name())
+            .field("name", &self.bounds.name())
             .field("limit", &word.limit())
             .field("in_flight", &word.in_flight())
             .finish_non_exhaustive()
@@ -469,8 +395,4 @@ fn check_limit(limit: usize) -> Result<(), ConfigError> {
         0 => Err(ConfigError::new("limit", "at least 1")),
         _ => Ok(()),
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

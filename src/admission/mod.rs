@@ -11,6 +11,8 @@
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
 //! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
 
+pub(crate) mod bounds;
+pub(crate) mod bucket;
 pub(crate) mod claim;
 pub(crate) mod gate;
 pub(crate) mod permit;

@@ -32,6 +32,8 @@ impl Drop for Permit {
 
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Permit").field(&self.gate.name()).finish()
+        f.debug_tuple("Permit")
+            .field(&self.gate.bounds.name())
+            .finish()
     }
 }

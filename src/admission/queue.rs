@@ -19,6 +19,10 @@ impl Ticket {
     pub(crate) fn is_due(&self, popped: u64) -> bool {
         self.number <= popped
     }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
 }
 
 /// Most callers that a queue can hold.
@@ -26,9 +30,10 @@ pub(crate) const MAX_WAITING: usize = NIL as usize;
 
 const NIL: u32 = u32::MAX;
 
+/// `T` is what a gate keeps with each caller.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    slots: Vec<Slot>,
+pub(crate) struct Queue<T> {
+    slots: Vec<Slot<T>>,
     /// First unused slot; the unused ones are chained by `Slot::Free`.
     free: u32,
     head: u32,
@@ -39,21 +44,22 @@ pub(crate) struct Queue {
 }
 
 #[derive(Debug)]
-enum Slot {
+enum Slot<T> {
     Free { next: u32 },
-    Waiting(Waiter),
+    Waiting(Waiter<T>),
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct Waiter<T> {
     number: u64,
+    with: T,
     waker: Waker,
     since: Duration,
     previous: u32,
     next: u32,
 }
 
-impl Queue {
+impl<T> Queue<T> {
     pub(crate) fn new() -> Self {
         Self {
             slots: Vec::new(),
@@ -79,10 +85,11 @@ impl Queue {
         (self.head != NIL).then(|| self.waiter(self.head).since)
     }
 
-    pub(crate) fn push(&mut self, waker: Waker, since: Duration) -> Ticket {
+    pub(crate) fn push(&mut self, waker: Waker, since: Duration, with: T) -> Ticket {
         self.last += 1;
         let waiter = Waiter {
             number: self.last,
+            with,
             waker,
             since,
             previous: self.tail,
@@ -116,6 +123,14 @@ impl Queue {
         }
     }
 
+    /// The number of the head, what is kept with it, and its waker.
+    pub(crate) fn head(&self) -> Option<(u64, &T, &Waker)> {
+        (self.head != NIL).then(|| {
+            let head = self.waiter(self.head);
+            (head.number, &head.with, &head.waker)
+        })
+    }
+
     /// Takes the head out: its number, and its waker, to be woken after the lock.
     pub(crate) fn pop(&mut self) -> Option<(u64, Waker)> {
         (self.head != NIL).then(|| {
@@ -132,11 +147,12 @@ impl Queue {
     }
 
     /// Takes a ticket out that must not be due. Its waker is to be dropped after the lock.
-    pub(crate) fn remove(&mut self, ticket: Ticket) -> Waker {
-        self.unlink(ticket.slot).waker
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> (T, Waker) {
+        let waiter = self.unlink(ticket.slot);
+        (waiter.with, waiter.waker)
     }
 
-    fn unlink(&mut self, index: u32) -> Waiter {
+    fn unlink(&mut self, index: u32) -> Waiter<T> {
         let free = Slot::Free { next: self.free };
         let Slot::Waiting(waiter) = mem::replace(&mut self.slots[index as usize], free) else {
             unreachable!("only waiters are in the list")
@@ -154,14 +170,14 @@ impl Queue {
         waiter
     }
 
-    fn waiter(&self, index: u32) -> &Waiter {
+    fn waiter(&self, index: u32) -> &Waiter<T> {
         match &self.slots[index as usize] {
             Slot::Waiting(waiter) => waiter,
             _ => unreachable!("only waiters are in the list"),
         }
     }
 
-    fn waiter_mut(&mut self, index: u32) -> &mut Waiter {
+    fn waiter_mut(&mut self, index: u32) -> &mut Waiter<T> {
         match &mut self.slots[index as usize] {
             Slot::Waiting(waiter) => waiter,
             _ => unreachable!("only waiters are in the list"),
@@ -173,8 +189,8 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn push(queue: &mut Queue, at: u64) -> Ticket {
-        queue.push(Waker::noop().clone(), Duration::from_secs(at))
+    fn push(queue: &mut Queue<()>, at: u64) -> Ticket {
+        queue.push(Waker::noop().clone(), Duration::from_secs(at), ())
     }
 
     #[test]

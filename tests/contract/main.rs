@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
-use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer};
+use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer, Rate, RateLimitLayer};
 
 /// What a layer makes of a second request while one is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,13 @@ contract! {
     two_concurrency_limits: Waits, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(1))
         .layer(ConcurrencyLimitLayer::new(2));
+    rate_limit: IsServed, RateLimitLayer::new(Rate::per_second(1_000_000_000));
+    load_shed_over_rate_limit: IsServed, ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)));
+    rate_limit_and_concurrency_limit: Waits, ServiceBuilder::new()
+        .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)))
+        .layer(ConcurrencyLimitLayer::new(1));
     concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(100))
         .layer(LoadShedLayer::new())

@@ -51,33 +51,33 @@ impl Wake for Parked {
 
 /// Waits for a permit as a task would.
 fn acquire(gate: &Gate) {
-    if gate.try_admit() {
+    if gate.try_admit(()) {
         return;
     }
     let parked = StdArc::new(Parked(Notify::new()));
     let waker = Waker::from(StdArc::clone(&parked));
-    let mut ticket = match gate.enter(waker.clone()) {
+    let mut ticket = match gate.enter((), waker.clone()) {
         Entered::Admitted => return,
-        Entered::Refused => panic!("the queue is long enough"),
-        Entered::Waiting(ticket) => ticket,
+        Entered::Refused(_) => panic!("the queue is long enough"),
+        Entered::Waiting(ticket, _) => ticket,
     };
     loop {
         parked.0.wait();
         match gate.redeem(ticket, &waker) {
             Ok(()) => return,
-            Err(waiting) => ticket = waiting,
+            Err((waiting, _)) => ticket = waiting,
         }
     }
 }
 
 /// Comes, and goes again without having looked, whatever became of it.
 fn enter_and_leave(gate: &Gate) {
-    match gate.enter(Waker::noop().clone()) {
-        Entered::Admitted => gate.give_back(),
-        Entered::Refused => panic!("the queue is long enough"),
-        Entered::Waiting(ticket) => {
+    match gate.enter((), Waker::noop().clone()) {
+        Entered::Admitted => gate.give_back(()),
+        Entered::Refused(_) => panic!("the queue is long enough"),
+        Entered::Waiting(ticket, _) => {
             if gate.leave(ticket) {
-                gate.give_back();
+                gate.give_back(());
             }
         }
     }
@@ -99,7 +99,7 @@ fn no_more_are_admitted_than_the_limit() {
             .map(|_| {
                 let (gate, inside) = (gate.clone(), inside.clone());
                 thread::spawn(move || {
-                    if gate.try_admit() {
+                    if gate.try_admit(()) {
                         inside.visit(1);
                         gate.complete();
                     }
@@ -142,10 +142,35 @@ fn no_wakeup_is_lost() {
 }
 
 #[test]
+fn nobody_jumps_the_queue() {
+    check(|| {
+        let gate = gate(1);
+        assert!(gate.try_admit(()));
+        let waiter = {
+            let gate = gate.clone();
+            thread::spawn(move || match gate.enter((), Waker::noop().clone()) {
+                Entered::Admitted => gate.give_back(()),
+                Entered::Refused(_) => panic!("the queue is long enough"),
+                Entered::Waiting(ticket, _) => {
+                    // Whether the permit is in use still, free for a moment, or granted already.
+                    assert!(!gate.try_admit(()), "admitted past the one that waits");
+                    if gate.leave(ticket) {
+                        gate.give_back(());
+                    }
+                }
+            })
+        };
+        gate.complete();
+        waiter.join().unwrap();
+        assert_empty(&gate, 1);
+    });
+}
+
+#[test]
 fn a_waiter_that_leaves_while_it_is_granted_hands_the_permit_on() {
     check(|| {
         let gate = gate(1);
-        assert!(gate.try_admit());
+        assert!(gate.try_admit(()));
         let leaver = {
             let gate = gate.clone();
             thread::spawn(move || enter_and_leave(&gate))
@@ -168,11 +193,11 @@ fn a_waiter_that_leaves_while_it_is_granted_hands_the_permit_on() {
 fn nothing_is_admitted_after_a_shrink_until_less_is_in_flight() {
     check(|| {
         let (gate, inside) = (gate(2), Inside::new());
-        assert!(gate.try_admit());
+        assert!(gate.try_admit(()));
         let other = {
             let (gate, inside) = (gate.clone(), inside.clone());
             thread::spawn(move || {
-                if gate.try_admit() {
+                if gate.try_admit(()) {
                     // Admitted: before the shrink, or after the first one had gone.
                     inside.visit(2);
                     gate.complete();
@@ -197,7 +222,7 @@ fn nothing_is_admitted_after_a_shrink_until_less_is_in_flight() {
 fn a_limit_that_grows_while_a_caller_queues_up_lets_it_in() {
     check(|| {
         let gate = gate(1);
-        assert!(gate.try_admit());
+        assert!(gate.try_admit(()));
         let waiter = {
             let gate = gate.clone();
             thread::spawn(move || {
@@ -216,8 +241,8 @@ fn a_limit_that_grows_while_a_caller_queues_up_lets_it_in() {
 fn a_shrink_and_a_release_at_once_leave_no_waiter_behind() {
     check(|| {
         let gate = gate(2);
-        assert!(gate.try_admit());
-        assert!(gate.try_admit());
+        assert!(gate.try_admit(()));
+        assert!(gate.try_admit(()));
         let waiter = {
             let gate = gate.clone();
             thread::spawn(move || {
@@ -241,7 +266,7 @@ fn a_shrink_and_a_release_at_once_leave_no_waiter_behind() {
 fn a_snapshot_is_never_torn() {
     check(|| {
         let gate = gate(2);
-        assert!(gate.try_admit());
+        assert!(gate.try_admit(()));
         let other = {
             let gate = gate.clone();
             thread::spawn(move || {
@@ -255,6 +280,7 @@ fn a_snapshot_is_never_torn() {
         assert!((1..=2).contains(&snapshot.in_flight));
         assert!((1..=2).contains(&snapshot.admitted));
         assert!(snapshot.peak_in_flight >= snapshot.in_flight);
+        assert!(snapshot.admitted >= snapshot.in_flight as u64);
         if snapshot.limit == 1 {
             assert_eq!((snapshot.in_flight, snapshot.admitted), (1, 2));
         }

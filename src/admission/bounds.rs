@@ -1,0 +1,115 @@
+//! What every limiter has: a name, bounds for those who wait, and a count of its refusals.
+
+use std::{sync::OnceLock, time::Duration};
+
+use super::queue::MAX_WAITING;
+use crate::{
+    Reason,
+    sync::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+};
+
+/// How many callers may wait unless the layer is told otherwise: enough for a burst at any limit in
+/// common use, few enough that a standing queue is refused in time.
+const DEFAULT_MAX_WAITING: usize = 1024;
+
+const NO_BOUND: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Bounds {
+    kind: &'static str,
+    name: OnceLock<&'static str>,
+    max_waiting: AtomicUsize,
+    /// In nanoseconds; [`NO_BOUND`] is none.
+    max_wait: AtomicU64,
+    at_limit: AtomicU64,
+    queue_full: AtomicU64,
+    wait_timeout: AtomicU64,
+}
+
+/// How many requests a limiter refused, by [`Reason`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rejected {
+    /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`].
+    pub at_limit: u64,
+    /// Refused because the queue was full: [`Reason::QueueFull`].
+    pub queue_full: u64,
+    /// Refused because the wait was, or would have been, longer than `max_wait`:
+    /// [`Reason::WaitTimeout`].
+    pub wait_timeout: u64,
+}
+
+impl Rejected {
+    /// All of them together.
+    pub fn total(&self) -> u64 {
+        self.at_limit + self.queue_full + self.wait_timeout
+    }
+}
+
+impl Bounds {
+    /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
+    pub(crate) fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            name: OnceLock::new(),
+            max_waiting: AtomicUsize::new(DEFAULT_MAX_WAITING),
+            max_wait: AtomicU64::new(NO_BOUND),
+            at_limit: AtomicU64::new(0),
+            queue_full: AtomicU64::new(0),
+            wait_timeout: AtomicU64::new(0),
+        }
+    }
+
+    /// The first name that is given stays.
+    pub(crate) fn set_name(&self, name: &'static str) {
+        let _ = self.name.set(name);
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name.get().unwrap_or(&self.kind)
+    }
+
+    /// Applies to callers that come from now on; nobody who waits is sent away.
+    pub(crate) fn set_max_waiting(&self, max_waiting: usize) {
+        self.max_waiting
+            .store(max_waiting.min(MAX_WAITING), Relaxed);
+    }
+
+    pub(crate) fn max_waiting(&self) -> usize {
+        self.max_waiting.load(Relaxed)
+    }
+
+    /// Applies to callers that come from now on.
+    pub(crate) fn set_max_wait(&self, max_wait: Option<Duration>) {
+        let max_wait = max_wait.map_or(NO_BOUND, nanos);
+        self.max_wait.store(max_wait, Relaxed);
+    }
+
+    pub(crate) fn max_wait(&self) -> Option<Duration> {
+        let max_wait = self.max_wait.load(Relaxed);
+        (max_wait != NO_BOUND).then(|| Duration::from_nanos(max_wait))
+    }
+
+    /// Counts a refusal; says how many there were before for that reason.
+    pub(crate) fn count(&self, reason: Reason) -> u64 {
+        let count = match reason {
+            Reason::QueueFull => &self.queue_full,
+            Reason::WaitTimeout => &self.wait_timeout,
+            _ => &self.at_limit,
+        };
+        count.fetch_add(1, Relaxed)
+    }
+
+    pub(crate) fn rejected(&self) -> Rejected {
+        Rejected {
+            at_limit: self.at_limit.load(Relaxed),
+            queue_full: self.queue_full.load(Relaxed),
+            wait_timeout: self.wait_timeout.load(Relaxed),
+        }
+    }
+}
+
+/// As nanoseconds; more than 584 years are that many.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

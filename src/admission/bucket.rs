@@ -1,0 +1,398 @@
+//! The token bucket that everybody shares: tokens are taken without a lock while nobody waits, first
+//! come first served when somebody does.
+//!
+//! # How it works
+//! What is spent (see [`token_bucket`](crate::algorithm::token_bucket)) is one atomic word, with one
+//! bit, `QUEUED`, that says that somebody waits. Taking a token is one compare-and-swap. The rate
+//! beside it rarely changes; it is read under a sequence lock, which costs a reader two loads.
+//!
+//! Nobody gives tokens back as permits are given back: time brings them. So the head of the queue, and
+//! it alone, sleeps until its tokens are there. Whoever finds tokens there (`settle`) gives them to
+//! those who wait, in their order, and wakes the new head, which sets its own timer. One timer is
+//! set and one caller is woken at a time, however many wait.
+
+#[cfg(all(test, backpressure_loom))]
+mod models;
+
+use std::{fmt, task::Waker, time::Duration};
+
+use super::{
+    bounds::{Bounds, Rejected},
+    claim::{Entered, Limiter},
+    queue::{Queue, Ticket},
+};
+use crate::{
+    Clock, Overloaded, Rate, Reason,
+    algorithm::token_bucket::Refill,
+    sync::{AtomicU64, Mutex, Ordering::*, fence, lock, spin_loop},
+};
+
+const QUEUED: u64 = 1;
+const ONE: u64 = 2;
+
+/// So that a caller is never told to come back at once.
+const SHORTEST_RETRY_AFTER: Duration = Duration::from_nanos(1);
+
+#[repr(C)]
+pub(crate) struct Bucket {
+    /// What is spent, and whether somebody waits. Only the head of the queue takes while it is set.
+    word: AtomicU64,
+    admitted: AtomicU64,
+    refill: SharedRefill,
+    clock: Clock,
+    /// The number of the last ticket that got its tokens. Changed under the lock.
+    granted: AtomicU64,
+    pub(crate) bounds: Bounds,
+    slow: Mutex<Slow>,
+}
+
+struct Slow {
+    rate: Rate,
+    /// With what each caller asks for.
+    queue: Queue<u64>,
+    /// What all of them ask for. Wide enough for any number of them.
+    demand: u128,
+    /// The number of the head that was last told that it is the head.
+    told: u64,
+}
+
+/// The state of a rate limit at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The rate, with its burst.
+    pub rate: Rate,
+    /// How many tokens are there to be taken.
+    pub tokens: u64,
+    /// How many callers wait.
+    pub waiting: usize,
+    /// How long the first of them has waited.
+    pub oldest_wait: Option<Duration>,
+    /// How many requests were admitted so far. A service that was polled ready counts too, until it is
+    /// dropped uncalled.
+    pub admitted: u64,
+    /// How many were refused so far, and why.
+    pub rejected: Rejected,
+}
+
+impl Bucket {
+    /// A full bucket. `kind` is the name of the layer in its refusals.
+    pub(crate) fn new(kind: &'static str, rate: Rate, clock: Clock) -> Self {
+        // Made at the clock's present time: it may have run for a while.
+        let now = clock.nanos();
+        let refill = Refill {
+            origin: now,
+            ..rate.refill()
+        };
+        Self {
+            word: AtomicU64::new(0),
+            admitted: AtomicU64::new(0),
+            refill: SharedRefill::new(refill),
+            clock,
+            granted: AtomicU64::new(0),
+            bounds: Bounds::new(kind),
+            slow: Mutex::new(Slow {
+                rate,
+                queue: Queue::new(),
+                demand: 0,
+                told: 0,
+            }),
+        }
+    }
+
+    /// Changes the rate. What is in the bucket stays in it, but for what no longer fits.
+    pub(crate) fn set_rate(&self, rate: Rate) {
+        let mut slow = lock(&self.slow);
+        let before = self.refill.load();
+        let now = self.clock.nanos();
+        // What has overflowed so far is lost, even if more fits from now on.
+        loop {
+            let word = self.word.load(Relaxed);
+            let settled = before.settled(word / ONE, now);
+            if self.swap(word, settled * ONE | word & QUEUED).is_ok() {
+                break;
+            }
+        }
+        self.refill.store(rate.refill().following(&before, now));
+        slow.rate = rate;
+        slow.told = 0; // the head has to set its timer anew
+        drop(slow);
+        self.settle(0);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let slow = lock(&self.slow);
+        let now = self.clock.nanos();
+        let spent = self.word.load(Relaxed) / ONE;
+        let waited = |since| Duration::from_nanos(now).saturating_sub(since);
+        Snapshot {
+            rate: slow.rate,
+            tokens: self.refill.load().tokens(spent, now),
+            waiting: slow.queue.len(),
+            oldest_wait: slow.queue.oldest().map(waited),
+            admitted: self.admitted.load(Relaxed),
+            rejected: self.bounds.rejected(),
+        }
+    }
+
+    /// How long until `n` tokens are there that are not now.
+    fn wait(&self, n: u64) -> Duration {
+        let spent = self.word.load(Relaxed) / ONE;
+        let wait = self.refill.load().wait(spent, self.clock.nanos(), n);
+        Duration::from_nanos(wait)
+    }
+
+    /// Acquire and release, so that what was done before a token was put back happens before what is
+    /// done after it is taken again.
+    #[inline]
+    fn swap(&self, from: u64, to: u64) -> Result<(), u64> {
+        self.word
+            .compare_exchange_weak(from, to, AcqRel, Relaxed)
+            .map(drop)
+    }
+
+    fn is_granted(&self, ticket: &Ticket) -> bool {
+        ticket.is_due(self.granted.load(Acquire))
+    }
+
+    /// Gives what tokens are there to those who wait, in their order, and tells a new head that it is
+    /// the head. All are woken but the caller itself, which is the one with ticket `me`.
+    #[cold]
+    fn settle(&self, me: u64) {
+        let mut more = true;
+        while more {
+            let mut slow = lock(&self.slow);
+            let Some((number, &n, waker)) = slow.queue.head() else {
+                return;
+            };
+            let refill = self.refill.load();
+            let word = self.word.load(Relaxed);
+            // Whoever came before the burst was lowered below what it asks for takes a full bucket, and
+            // the tokens that come next.
+            let there = n.min(refill.burst);
+            let waker = match refill.take(word / ONE, self.clock.nanos(), there) {
+                Some(then) => {
+                    let then = then + (n - there);
+                    let queued = if slow.queue.len() > 1 { QUEUED } else { 0 };
+                    if self.swap(word, then * ONE | queued).is_err() {
+                        continue;
+                    }
+                    self.admitted.fetch_add(1, Relaxed);
+                    self.granted.store(number, Release);
+                    slow.demand -= u128::from(n);
+                    slow.queue.pop().map(|(_, waker)| waker)
+                }
+                None if slow.told == number => return,
+                None => {
+                    let waker = waker.clone();
+                    slow.told = number;
+                    more = false;
+                    Some(waker)
+                }
+            };
+            drop(slow);
+            match waker {
+                Some(waker) if number != me => waker.wake(),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Limiter for Bucket {
+    type Ask = u64;
+
+    fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    #[inline]
+    fn try_admit(&self, n: u64) -> bool {
+        let refill = self.refill.load();
+        let now = self.clock.nanos();
+        let mut word = self.word.load(Relaxed);
+        while word & QUEUED == 0 {
+            let Some(then) = refill.take(word / ONE, now, n) else {
+                return false;
+            };
+            match self.swap(word, then * ONE) {
+                Ok(()) => {
+                    self.admitted.fetch_add(1, Relaxed);
+                    return true;
+                }
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    #[cold]
+    fn enter(&self, n: u64, waker: Waker) -> Entered {
+        let mut slow = lock(&self.slow);
+        let refill = self.refill.load();
+        let now = self.clock.nanos();
+        loop {
+            let word = self.word.load(Relaxed);
+            if word & QUEUED == 0 {
+                if let Some(then) = refill.take(word / ONE, now, n) {
+                    if self.swap(word, then * ONE).is_ok() {
+                        self.admitted.fetch_add(1, Relaxed);
+                        return Entered::Admitted;
+                    }
+                    continue;
+                }
+            }
+            let wait = Duration::from_nanos(refill.wait(word / ONE, now, behind(slow.demand, n)));
+            let reason = if n > refill.burst {
+                Reason::ExceedsBurst
+            } else if slow.queue.len() >= self.bounds.max_waiting() {
+                Reason::QueueFull
+            } else if self.bounds.max_wait().is_some_and(|most| most < wait) {
+                Reason::WaitTimeout // known beforehand, so there is no need to wait for it
+            } else if word & QUEUED != 0 || self.swap(word, word | QUEUED).is_ok() {
+                slow.demand += u128::from(n);
+                let ticket = slow.queue.push(waker, Duration::from_nanos(now), n);
+                if slow.queue.len() > 1 {
+                    return Entered::Waiting(ticket, None);
+                }
+                slow.told = ticket.number();
+                return Entered::Waiting(ticket, Some(wait));
+            } else {
+                continue;
+            };
+            return Entered::Refused(reason);
+        }
+    }
+
+    /// The head of the queue has to look again when its tokens are there.
+    fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), (Ticket, Option<Duration>)> {
+        if self.is_granted(&ticket) {
+            return Ok(());
+        }
+        self.settle(ticket.number());
+        let mut slow = lock(&self.slow);
+        if self.is_granted(&ticket) {
+            return Ok(());
+        }
+        let replaced = slow.queue.wake_with(&ticket, waker);
+        let look_again = match slow.queue.head() {
+            Some((number, &n, _)) if number == ticket.number() => {
+                slow.told = number;
+                Some(self.wait(n.min(self.refill.load().burst)))
+            }
+            _ => None,
+        };
+        drop(slow);
+        drop(replaced);
+        Err((ticket, look_again))
+    }
+
+    fn leave(&self, ticket: Ticket) -> bool {
+        let mut slow = lock(&self.slow);
+        if self.is_granted(&ticket) {
+            return true;
+        }
+        let (n, waker) = slow.queue.remove(ticket);
+        slow.demand -= u128::from(n);
+        if slow.queue.is_empty() {
+            self.word.fetch_and(!QUEUED, AcqRel);
+        }
+        drop(slow);
+        drop(waker);
+        self.settle(0);
+        false
+    }
+
+    fn give_back(&self, n: u64) {
+        self.admitted.fetch_sub(1, Relaxed);
+        let before = self.word.fetch_sub(n * ONE, AcqRel);
+        if before & QUEUED != 0 {
+            self.settle(0);
+        }
+    }
+
+    /// With the time after which its tokens would be there, exactly.
+    fn refuse(&self, n: u64, reason: Reason) -> Box<Overloaded> {
+        let reason = match n > self.refill.load().burst {
+            true => Reason::ExceedsBurst,
+            false => reason,
+        };
+        self.bounds.count(reason);
+        let ahead = match self.word.load(Relaxed) & QUEUED {
+            0 => 0,
+            _ => lock(&self.slow).demand,
+        };
+        let retry_after = self.wait(behind(ahead, n)).max(SHORTEST_RETRY_AFTER);
+        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bucket")
+            .field("name", &self.bounds.name())
+            .field("rate", &lock(&self.slow).rate)
+            .finish_non_exhaustive()
+    }
+}
+
+/// `n` tokens, and those before them.
+fn behind(demand: u128, n: u64) -> u64 {
+    u64::try_from(demand + u128::from(n)).unwrap_or(u64::MAX)
+}
+
+/// A [`Refill`] that is read without a lock and seldom written: a sequence lock. Writers are kept
+/// apart by the bucket's lock.
+struct SharedRefill {
+    /// Odd while it is written.
+    version: AtomicU64,
+    origin: AtomicU64,
+    base: AtomicU64,
+    multiplier: AtomicU64,
+    shift: AtomicU64,
+    burst: AtomicU64,
+}
+
+impl SharedRefill {
+    fn new(refill: Refill) -> Self {
+        Self {
+            version: AtomicU64::new(0),
+            origin: AtomicU64::new(refill.origin),
+            base: AtomicU64::new(refill.base),
+            multiplier: AtomicU64::new(refill.multiplier),
+            shift: AtomicU64::new(refill.shift.into()),
+            burst: AtomicU64::new(refill.burst),
+        }
+    }
+
+    #[inline]
+    fn load(&self) -> Refill {
+        loop {
+            let version = self.version.load(Acquire);
+            let refill = Refill {
+                origin: self.origin.load(Relaxed),
+                base: self.base.load(Relaxed),
+                multiplier: self.multiplier.load(Relaxed),
+                shift: self.shift.load(Relaxed) as u32,
+                burst: self.burst.load(Relaxed),
+            };
+            fence(Acquire);
+            if version % 2 == 0 && self.version.load(Relaxed) == version {
+                return refill;
+            }
+            spin_loop();
+        }
+    }
+
+    fn store(&self, refill: Refill) {
+        let version = self.version.load(Relaxed);
+        self.version.store(version + 1, Relaxed);
+        fence(Release);
+        self.origin.store(refill.origin, Relaxed);
+        self.base.store(refill.base, Relaxed);
+        self.multiplier.store(refill.multiplier, Relaxed);
+        self.shift.store(refill.shift.into(), Relaxed);
+        self.burst.store(refill.burst, Relaxed);
+        self.version.store(version + 2, Release);
+    }
+}

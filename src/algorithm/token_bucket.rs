@@ -1,0 +1,323 @@
+//! A token bucket without a clock that ticks, and without drift.
+//!
+//! Tokens are numbered. By time `t` so many have come into being:
+//!
+//! ```text
+//! made(t) = base + ⌊(t − origin) · rate⌋
+//! ```
+//!
+//! and the bucket's whole state is one number, `spent`: the number of the last token that was used
+//! *or lost*. What is in the bucket is `made − spent`, and never more than `burst`: tokens that
+//! overflow it are lost, that is, spent. So to take `n` at time `t`:
+//!
+//! ```text
+//! spent' = max(spent, made(t) − burst) + n        if that is at most made(t)
+//! ```
+//!
+//! and otherwise it can be done when that token is made, which is known exactly. `made` is
+//! computed from the origin each time, so nothing adds up: after years it is as exact as at the start.
+//! A clock that stands still or goes back makes nothing, and takes nothing back.
+//!
+//! The rate, a fraction, is kept as a multiplier with 64 significant bits and a shift, so that `made`
+//! is one multiplication. It is rounded up, so that a token comes at its very nanosecond, or, decades
+//! later, one nanosecond before. When the rate changes, the origin becomes now and the base what has been made by now, which
+//! makes `made` continuous: nothing is won or lost by changing it.
+//!
+//! Times are nanoseconds from any fixed start.
+
+/// How tokens are made: everything of a bucket but what is spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refill {
+    pub(crate) origin: u64,
+    pub(crate) base: u64,
+    /// `rate = multiplier / 2^(64 + shift)` tokens per nanosecond; the topmost bit is set.
+    pub(crate) multiplier: u64,
+    pub(crate) shift: u32,
+    pub(crate) burst: u64,
+}
+
+impl Refill {
+    /// A full bucket at time 0 with nothing spent: `count` tokens each `period`, at most one each
+    /// nanosecond. `count` and `period` are not 0.
+    pub(crate) fn new(count: u64, period: u64, burst: u64) -> Self {
+        let (multiplier, shift) = if count >= period {
+            (u64::MAX, 0)
+        } else {
+            let numerator = u128::from(count) << 64;
+            // Below 2^64, since count < period. Its leading zeros are the shift: count · 2^shift is
+            // then below period, so the second division does not overflow either.
+            let quotient = numerator / u128::from(period);
+            let shift = (quotient as u64).leading_zeros().min(63);
+            let multiplier = (numerator << shift).div_ceil(u128::from(period));
+            (u64::try_from(multiplier).unwrap_or(u64::MAX), shift)
+        };
+        Self {
+            origin: 0,
+            base: burst,
+            multiplier,
+            shift,
+            burst,
+        }
+    }
+
+    /// How many tokens have been made by `now`.
+    #[inline]
+    pub(crate) fn made(&self, now: u64) -> u64 {
+        let elapsed = now.saturating_sub(self.origin);
+        let product = u128::from(elapsed) * u128::from(self.multiplier);
+        self.base
+            .saturating_add(((product >> 64) as u64) >> self.shift)
+    }
+
+    /// When that token is made. Beyond what can be counted, the end of time.
+    pub(crate) fn when(&self, token: u64) -> u64 {
+        let Some(number) = token.checked_sub(self.base) else {
+            return self.origin;
+        };
+        // The first t with t · multiplier ≥ number · 2^(64 + shift).
+        let Some(product) = u128::from(number).checked_mul(1 << (64 + self.shift)) else {
+            return u64::MAX;
+        };
+        let elapsed = product.div_ceil(u128::from(self.multiplier));
+        self.origin
+            .saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
+    }
+
+    /// What is spent by `now`, with what overflowed the bucket.
+    #[inline]
+    pub(crate) fn settled(&self, spent: u64, now: u64) -> u64 {
+        spent.max(self.made(now).saturating_sub(self.burst))
+    }
+
+    /// Takes `n` tokens at `now` from a bucket that has spent so many: what it has spent then, if they
+    /// are there.
+    #[inline]
+    pub(crate) fn take(&self, spent: u64, now: u64, n: u64) -> Option<u64> {
+        let made = self.made(now);
+        let then = spent.max(made.saturating_sub(self.burst)).saturating_add(n);
+        (then <= made).then_some(then)
+    }
+
+    /// How long from `now` until `n` tokens are there that are not now.
+    pub(crate) fn wait(&self, spent: u64, now: u64, n: u64) -> u64 {
+        self.when(self.settled(spent, now).saturating_add(n))
+            .saturating_sub(now)
+    }
+
+    /// How many tokens are in the bucket.
+    pub(crate) fn tokens(&self, spent: u64, now: u64) -> u64 {
+        self.made(now).saturating_sub(self.settled(spent, now))
+    }
+
+    /// This rate from `now` on, in the place of `before`. What is spent must be
+    /// [settled](Self::settled) first, under `before`: what has overflowed stays lost.
+    ///
+    /// A token that is half made stays half made: otherwise a rate that is changed often enough would
+    /// never make one.
+    pub(crate) fn following(self, before: &Self, now: u64) -> Self {
+        let elapsed = now.saturating_sub(before.origin);
+        let product = u128::from(elapsed) * u128::from(before.multiplier);
+        // The part of the product below one token, as a 64-bit fraction, rounded up.
+        let below = product & ((1 << (64 + before.shift)) - 1);
+        let half_made = below.div_ceil(1 << before.shift).min(u128::from(u64::MAX));
+        // How long the new rate takes for that: half_made / 2^64 / (multiplier / 2^(64 + shift)).
+        let head_start = (half_made << self.shift).div_ceil(u128::from(self.multiplier));
+        Self {
+            origin: now.saturating_sub(u64::try_from(head_start).unwrap_or(u64::MAX)),
+            base: before.made(now),
+            ..self
+        }
+    }
+}
+
+/// A bucket of one's own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenBucket {
+    pub(crate) refill: Refill,
+    pub(crate) spent: u64,
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const DAY: u64 = 86_400 * SECOND;
+    const YEAR: u64 = 365 * DAY;
+
+    #[test]
+    fn tokens_come_at_their_times() {
+        // (count, period, at, made beyond the first burst)
+        let cases = [
+            (100, SECOND, 0, 0),
+            (100, SECOND, 9_999_999, 0),
+            (100, SECOND, 10_000_000, 1),
+            (100, SECOND, SECOND, 100),
+            (3, SECOND, 333_333_333, 0),
+            (3, SECOND, 333_333_334, 1),
+            (3, SECOND, 10 * YEAR, 3 * 10 * 365 * 86_400),
+            (1, 10 * DAY, 10 * DAY - 1, 0),
+            (1, 10 * DAY, 10 * DAY, 1),
+            (1, 10 * DAY, 100 * YEAR, 3650),
+            (
+                999_999_999,
+                SECOND,
+                10 * YEAR,
+                10 * 365 * 86_400 * 999_999_999,
+            ),
+        ];
+        for (count, period, at, expected) in cases {
+            let made = Refill::new(count, period, 5).made(at) - 5;
+            assert_eq!(made, expected, "{count} per {period} at {at}");
+        }
+    }
+
+    #[test]
+    fn at_one_each_nanosecond_it_is_one_nanosecond_late() {
+        let refill = Refill::new(SECOND, SECOND, 5);
+        assert_eq!(refill.made(1_000_000) - 5, 999_999);
+        assert_eq!(refill.made(10 * YEAR) - 5, 10 * YEAR - 1);
+    }
+
+    #[test]
+    fn a_bucket_starts_full_and_holds_no_more_than_its_burst() {
+        let refill = Refill::new(10, SECOND, 3);
+        assert_eq!(refill.tokens(0, 0), 3);
+        assert_eq!(refill.tokens(0, YEAR), 3);
+        let mut spent = 0;
+        for _ in 0..3 {
+            spent = refill.take(spent, YEAR, 1).unwrap();
+        }
+        assert_eq!(refill.tokens(spent, YEAR), 0);
+        assert_eq!(refill.take(spent, YEAR, 1), None);
+    }
+
+    #[test]
+    fn it_says_exactly_when_tokens_are_there() {
+        let refill = Refill::new(10, SECOND, 3);
+        let spent = refill.take(0, 0, 3).unwrap();
+        assert_eq!(refill.wait(spent, 0, 1), SECOND / 10);
+        let three = refill.wait(spent, 0, 3);
+        assert_eq!(three, 3 * SECOND / 10);
+        assert_eq!(refill.take(spent, three - 1, 3), None);
+        assert_eq!(refill.take(spent, three, 3), Some(6));
+        // At a time in between, it is what is left of it.
+        assert_eq!(refill.wait(spent, SECOND / 20, 1), SECOND / 20);
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_adds_nothing_and_takes_nothing() {
+        let refill = Refill::new(10, SECOND, 3);
+        let spent = refill.take(0, YEAR, 2).unwrap();
+        assert_eq!(refill.tokens(spent, 0), 0);
+        assert_eq!(refill.take(spent, 0, 1), None);
+        assert_eq!(refill.tokens(spent, YEAR), 1);
+        assert_eq!(refill.tokens(spent, 11 * YEAR), 3);
+    }
+
+    #[test]
+    fn a_token_that_is_half_made_stays_so_through_changes_of_the_rate() {
+        let (start, mut now) = (YEAR, YEAR);
+        let mut refill = Refill {
+            origin: start,
+            ..Refill::new(10, SECOND, 3)
+        };
+        // Changed every 10 ms, between 10 and 20 a second: 15 a second on the whole.
+        for change in 0..1000 {
+            now += SECOND / 100;
+            let rate = if change % 2 == 0 { 20 } else { 10 };
+            refill = Refill::new(rate, SECOND, 3).following(&refill, now);
+        }
+        assert_eq!(refill.made(now) - 3, 150);
+        // A tenth of a token at one in ten days is one day, but for a nanosecond of rounding.
+        let before = Refill {
+            origin: start,
+            ..Refill::new(10, SECOND, 3)
+        };
+        let slow = Refill::new(1, 10 * DAY, 3).following(&before, start + SECOND / 100);
+        assert_eq!(slow.when(4), start + SECOND / 100 + 9 * DAY - 1);
+    }
+
+    #[test]
+    fn the_end_of_time_is_no_overflow() {
+        for (count, period) in [(1, 1), (1, SECOND), (1, u64::MAX), (7, 10 * DAY)] {
+            let refill = Refill::new(count, period, 1 << 40);
+            assert!(refill.made(u64::MAX) >= refill.made(u64::MAX - 1));
+            assert!(refill.when(u64::MAX) >= refill.when(u64::MAX - 1));
+        }
+    }
+
+    fn rates() -> impl Strategy<Value = (u64, u64)> {
+        let period = prop_oneof![
+            Just(1u64),
+            Just(SECOND),
+            Just(3600 * SECOND),
+            1..1_000_000_000_000_000u64
+        ];
+        period.prop_flat_map(|period| (1..=period.min(1 << 40), Just(period)))
+    }
+
+    proptest! {
+        /// Against exact arithmetic.
+        #[test]
+        fn a_token_is_never_late_and_early_by_at_most_a_nanosecond(
+            (count, period) in rates(),
+            at in 1..YEAR * 50,
+        ) {
+            prop_assume!(count < period);
+            let exact = |at| (u128::from(at) * u128::from(count) / u128::from(period)) as u64;
+            let made = Refill::new(count, period, 1).made(at) - 1;
+            prop_assert!(made >= exact(at));
+            prop_assert!(made <= exact(at + 1));
+        }
+
+        /// `when` is the very nanosecond at which `made` gets there.
+        #[test]
+        fn when_is_the_inverse_of_made((count, period) in rates(), number in 1..1u64 << 50) {
+            let refill = Refill::new(count, period, 1);
+            let token = 1 + number;
+            let when = refill.when(token);
+            prop_assume!(when != u64::MAX);
+            prop_assert!(refill.made(when) >= token);
+            prop_assert!(refill.made(when - 1) < token);
+        }
+
+        /// In every window, through any changes of the rate: at most burst + r·t + 1.
+        #[test]
+        fn no_window_lets_more_pass_than_it_should(
+            start in rates(),
+            steps in prop::collection::vec((0..SECOND, 1..4u64, prop::option::weighted(0.1, (1..200u64, 1..20u64))), 1..200),
+        ) {
+            let mut refill = Refill::new(start.0, start.1, 5);
+            let (mut spent, mut now) = (0, 0);
+            // What may have been made by then, and the burst; what was taken.
+            let mut log: Vec<(u64, u64, u64)> = Vec::new();
+            for (pause, n, change) in steps {
+                now += pause;
+                if let Some((count, burst)) = change {
+                    spent = refill.settled(spent, now);
+                    refill = Refill::new(count, SECOND, burst).following(&refill, now);
+                }
+                let taken = match refill.take(spent, now, n) {
+                    Some(then) => {
+                        spent = then;
+                        n
+                    }
+                    None => 0,
+                };
+                log.push((refill.made(now), refill.burst, taken));
+            }
+            for from in 0..log.len() {
+                let mut passed = 0;
+                let mut burst = 0;
+                for &(made, capacity, taken) in &log[from..] {
+                    passed += taken;
+                    burst = burst.max(capacity);
+                    let earlier = if from == 0 { 5 } else { log[from - 1].1 };
+                    prop_assert!(passed <= burst.max(earlier) + (made - log[from].0) + 1);
+                }
+            }
+        }
+    }
+}

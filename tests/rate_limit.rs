@@ -1,0 +1,406 @@
+//! The rate limit: how many pass in which time, who waits for how long, and what is given back.
+
+mod support;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use support::*;
+use tokio::time;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_backpressure::{
+    LoadShedLayer, Rate, RateLimitLayer, Reason,
+    rate_limit::{Acquire, Handle},
+};
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn handle(rate: Rate) -> Handle {
+    RateLimitLayer::new(rate).handle()
+}
+
+/// Everything that is in the bucket now.
+fn drain(handle: &Handle) -> usize {
+    std::iter::from_fn(|| handle.try_acquire(1).ok()).count()
+}
+
+fn pending(acquire: &mut Acquire) -> bool {
+    poll(acquire).is_pending()
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_starts_full_refills_steadily_and_holds_no_more_than_the_burst() {
+    let handle = handle(Rate::per_second(100).burst(20));
+    assert_eq!(drain(&handle), 20);
+    time::advance(ms(9)).await;
+    assert_eq!(drain(&handle), 0);
+    time::advance(ms(1)).await;
+    assert_eq!(drain(&handle), 1);
+    time::advance(ms(55)).await;
+    assert_eq!(drain(&handle), 5);
+    time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(drain(&handle), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn there_is_no_window_at_whose_edge_twice_as_many_pass() {
+    let handle = handle(Rate::per_second(10));
+    time::advance(ms(900)).await;
+    let mut passed = drain(&handle);
+    time::advance(ms(200)).await; // over the edge of the first second
+    passed += drain(&handle);
+    assert_eq!(passed, 12, "the burst, and what 200 ms bring");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_tells_exactly_when_the_tokens_would_be_there() {
+    let handle = handle(Rate::per_second(10).burst(5));
+    handle.try_acquire(5).unwrap();
+    for (n, wait) in [(1, 100), (3, 300), (5, 500)] {
+        let refused = handle.try_acquire(n).unwrap_err();
+        assert_eq!(
+            (refused.reason(), refused.retry_after()),
+            (Reason::AtLimit, ms(wait))
+        );
+    }
+    time::advance(ms(70)).await;
+    let wait = handle.try_acquire(1).unwrap_err().retry_after();
+    assert_eq!(wait, ms(30));
+    time::advance(wait).await;
+    assert!(handle.try_acquire(1).is_ok());
+    assert_eq!(handle.snapshot().rejected.at_limit, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_than_the_burst_is_refused_for_good() {
+    let handle = handle(Rate::per_second(10).burst(5));
+    for refused in [handle.try_acquire(6), handle.acquire(6).await] {
+        assert_eq!(refused.unwrap_err().reason(), Reason::ExceedsBurst);
+    }
+    assert!(handle.try_acquire(u64::MAX).is_err());
+    assert!(handle.acquire(u64::MAX).await.is_err());
+    assert!(handle.try_acquire(5).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_waits_for_its_token_and_uses_it_in_call() {
+    let layer = RateLimitLayer::new(Rate::per_second(10).burst(1));
+    let mut service = layer.layer(Probe::new());
+    let begun = now();
+    for request in 0..5 {
+        service.ready().await.unwrap().call(7).await.unwrap();
+        assert_eq!(begun.elapsed(), ms(100) * request);
+    }
+    assert_eq!(layer.handle().snapshot().admitted, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_readied_service_that_is_dropped_puts_its_token_back_but_a_call_does_not() {
+    let layer = RateLimitLayer::new(Rate::per_second(1).burst(1));
+    let service = layer.layer(Probe::new());
+    for _ in 0..3 {
+        let mut readied = service.clone();
+        assert!(poll_ready(&mut readied).is_ready());
+        assert_eq!(layer.handle().snapshot().tokens, 0);
+        drop(readied);
+        assert_eq!(layer.handle().snapshot().tokens, 1);
+    }
+    assert_eq!(layer.handle().snapshot().admitted, 0);
+    let mut called = service.clone();
+    assert!(poll_ready(&mut called).is_ready());
+    drop(called.call(7)); // reset by its client
+    assert_eq!(layer.handle().snapshot().tokens, 0);
+    assert_eq!(layer.handle().snapshot().admitted, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_are_served_in_their_order_one_each_interval() {
+    let handle = handle(Rate::per_second(100).burst(1));
+    handle.try_acquire(1).unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = tokio::task::JoinSet::new();
+    let begun = now();
+    for caller in 0..50u32 {
+        let (handle, order) = (handle.clone(), Arc::clone(&order));
+        tasks.spawn(async move {
+            handle.acquire(1).await.unwrap();
+            order.lock().unwrap().push((caller, begun.elapsed()));
+        });
+    }
+    tasks.join_all().await;
+    let expected: Vec<_> = (0..50)
+        .map(|caller| (caller, ms(10) * (caller + 1)))
+        .collect();
+    assert_eq!(*order.lock().unwrap(), expected);
+}
+
+/// A large request at the head is not passed by small ones that could be served before it.
+#[tokio::test(start_paused = true)]
+async fn a_large_request_is_not_starved_by_small_ones() {
+    let handle = handle(Rate::per_second(10).burst(5));
+    drain(&handle);
+    let mut large = handle.acquire(5);
+    assert!(pending(&mut large));
+    let mut small = handle.acquire(1);
+    assert!(pending(&mut small));
+    time::advance(ms(400)).await;
+    assert!(handle.try_acquire(1).is_err());
+    assert!(pending(&mut small) && pending(&mut large));
+    time::advance(ms(100)).await;
+    assert!(poll(&mut large).is_ready());
+    assert!(pending(&mut small));
+    time::advance(ms(100)).await;
+    assert!(poll(&mut small).is_ready());
+}
+
+/// No herd: a timer wakes the head, and the head's turn is passed on to one other.
+#[tokio::test(start_paused = true)]
+async fn one_timer_wakes_the_head_and_nobody_else() {
+    let handle = handle(Rate::per_second(10).burst(1));
+    handle.try_acquire(1).unwrap();
+    let mut callers: Vec<_> = (0..100)
+        .map(|_| (handle.acquire(1), CountWakes::new()))
+        .collect();
+    let poll_with = |acquire: &mut Acquire, waker: &std::task::Waker| {
+        let mut cx = std::task::Context::from_waker(waker);
+        Future::poll(std::pin::Pin::new(acquire), &mut cx)
+    };
+    for (acquire, (_, waker)) in &mut callers {
+        assert!(poll_with(acquire, waker).is_pending());
+    }
+    for served in 0..99 {
+        time::sleep(ms(100)).await;
+        let wakes: usize = callers.iter().map(|(_, (wakes, _))| wakes.count()).sum();
+        // Each that was served: once to become the head (but for the first), once by its timer.
+        assert_eq!(wakes, 2 * served + 1, "{served} served");
+        let (acquire, (_, waker)) = &mut callers[served];
+        assert!(poll_with(acquire, waker).is_ready());
+        let (acquire, (wakes, waker)) = &mut callers[served + 1];
+        assert_eq!(wakes.count(), 1, "the next one is the head now");
+        assert!(poll_with(acquire, waker).is_pending());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_gives_up_passes_its_turn_on() {
+    let handle = handle(Rate::per_second(10).burst(1));
+    handle.try_acquire(1).unwrap();
+    let mut head = handle.acquire(1);
+    assert!(pending(&mut head));
+    let second = tokio::spawn(handle.acquire(1));
+    tokio::task::yield_now().await;
+    drop(head);
+    let begun = now();
+    second.await.unwrap().unwrap();
+    assert_eq!(
+        begun.elapsed(),
+        ms(100),
+        "the head's token, not the one after it"
+    );
+    assert_eq!(handle.snapshot().waiting, 0);
+}
+
+/// A head that is not polled although its timer woke it does not keep its tokens from being set
+/// aside when anybody else looks.
+#[tokio::test(start_paused = true)]
+async fn a_head_that_is_slow_to_look_finds_its_token_set_aside() {
+    let handle = handle(Rate::per_second(10).burst(2));
+    drain(&handle);
+    let mut head = handle.acquire(1);
+    let mut second = handle.acquire(1);
+    assert!(pending(&mut head) && pending(&mut second));
+    time::advance(ms(200)).await;
+    assert!(poll(&mut second).is_ready());
+    assert!(poll(&mut head).is_ready());
+    assert_eq!(handle.snapshot().tokens, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn past_max_waiting_the_next_one_is_refused_with_the_wait_behind_the_others() {
+    let layer = RateLimitLayer::new(Rate::per_second(10).burst(1)).max_waiting(2);
+    let service = layer.layer(Probe::new());
+    layer.handle().try_acquire(1).unwrap();
+    let mut waiting: Vec<_> = (0..2).map(|_| request(&service)).collect();
+    assert!(waiting.iter_mut().all(|request| poll(request).is_pending()));
+    let refused = refusal(finish(request(&service)));
+    assert_eq!(
+        (refused.reason(), refused.retry_after()),
+        (Reason::QueueFull, ms(300))
+    );
+    let snapshot = layer.handle().snapshot();
+    assert_eq!((snapshot.waiting, snapshot.rejected.queue_full), (2, 1));
+    assert_eq!(snapshot.oldest_wait, Some(Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_would_be_too_long_is_refused_at_once() {
+    let layer = RateLimitLayer::new(Rate::per_second(10).burst(1)).max_wait(ms(250));
+    let service = layer.layer(Probe::new());
+    layer.handle().try_acquire(1).unwrap();
+    let mut waiting: Vec<_> = (0..2).map(|_| request(&service)).collect();
+    assert!(waiting.iter_mut().all(|request| poll(request).is_pending()));
+    // It would be the third, after 300 ms.
+    let refused = refusal(finish(request(&service)));
+    assert_eq!(
+        (refused.reason(), refused.retry_after()),
+        (Reason::WaitTimeout, ms(300))
+    );
+    for request in waiting {
+        request.await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_gets_too_long_because_the_rate_was_lowered_ends_at_max_wait() {
+    let handle = RateLimitLayer::new(Rate::per_second(10).burst(1))
+        .max_wait(ms(250))
+        .handle();
+    handle.try_acquire(1).unwrap();
+    let begun = now();
+    let head = tokio::spawn(handle.acquire(1));
+    let second = tokio::spawn(handle.acquire(1));
+    tokio::task::yield_now().await;
+    handle.set_rate(Rate::per_hour(1));
+    for task in [head, second] {
+        assert_eq!(
+            task.await.unwrap().unwrap_err().reason(),
+            Reason::WaitTimeout
+        );
+        assert_eq!(begun.elapsed(), ms(250));
+    }
+    assert_eq!(handle.snapshot().waiting, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_rate_grants_no_fresh_burst() {
+    let handle = handle(Rate::per_second(10).burst(10));
+    assert_eq!(drain(&handle), 10);
+    handle.set_rate(Rate::per_second(1000).burst(1000));
+    assert_eq!(drain(&handle), 0);
+    time::advance(ms(5)).await;
+    assert_eq!(drain(&handle), 5);
+
+    // A bucket that has been full for long is as full as it was, not as the new burst allows.
+    handle.set_rate(Rate::per_second(10).burst(10));
+    time::advance(Duration::from_secs(3600)).await;
+    handle.set_rate(Rate::per_second(10).burst(1000));
+    assert_eq!(handle.snapshot().tokens, 10);
+    // And what no longer fits is lost.
+    handle.set_rate(Rate::per_second(10).burst(3));
+    assert_eq!(drain(&handle), 3);
+    assert_eq!(handle.snapshot().rate, Rate::per_second(10).burst(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_rate_reaches_those_who_wait() {
+    let handle = handle(Rate::per_hour(1));
+    handle.try_acquire(1).unwrap();
+    let begun = now();
+    let head = tokio::spawn(handle.acquire(1));
+    let second = tokio::spawn(handle.acquire(1));
+    tokio::task::yield_now().await;
+    time::advance(ms(50)).await;
+    handle.set_rate(Rate::per_second(10).burst(1));
+    head.await.unwrap().unwrap();
+    assert!(
+        (ms(149)..=ms(151)).contains(&begun.elapsed()),
+        "{:?}",
+        begun.elapsed()
+    );
+    second.await.unwrap().unwrap();
+    assert!(
+        (ms(249)..=ms(251)).contains(&begun.elapsed()),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_more_than_a_lowered_burst_gets_through_when_it_is_full() {
+    let handle = handle(Rate::per_second(10).burst(5));
+    drain(&handle);
+    let waiting = tokio::spawn(handle.acquire(5));
+    tokio::task::yield_now().await;
+    handle.set_rate(Rate::per_second(10).burst(2));
+    let begun = now();
+    waiting.await.unwrap().unwrap();
+    assert_eq!(begun.elapsed(), ms(200));
+    handle.acquire(1).await.unwrap();
+    assert_eq!(begun.elapsed(), ms(600), "three more are paid first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_load_shed_it_refuses_at_once_with_the_same_hint() {
+    let layer = RateLimitLayer::new(Rate::per_second(10).burst(2)).name("upstream");
+    let service = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(layer.clone())
+        .service(Probe::new());
+    for _ in 0..2 {
+        service.clone().oneshot(7).await.unwrap();
+    }
+    for _ in 0..1000 {
+        let refused = refusal(service.clone().oneshot(7).await);
+        assert_eq!(
+            (refused.layer(), refused.reason()),
+            ("upstream", Reason::AtLimit)
+        );
+        assert_eq!(refused.retry_after(), ms(100));
+    }
+    let snapshot = layer.handle().snapshot();
+    assert_eq!((snapshot.waiting, snapshot.rejected.at_limit), (0, 1000));
+    time::advance(ms(100)).await;
+    assert!(service.clone().oneshot(7).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_clones_and_all_layers_draw_on_one_bucket() {
+    let layer = RateLimitLayer::new(Rate::per_second(1).burst(4));
+    let one = layer.layer(Probe::new());
+    let other = layer.clone().layer(Probe::new());
+    let from_handle = layer.handle().layer().layer(Probe::new());
+    for service in [&one, &other, &from_handle, &one.clone()] {
+        assert!(finish(request(service)).is_ok());
+    }
+    assert!(poll(&mut request(&other)).is_pending());
+}
+
+/// The longest rates, in paused time.
+#[tokio::test(start_paused = true)]
+async fn ten_days_and_ten_years() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let slow = handle(Rate::every(10 * DAY));
+    let fast = handle(Rate::per_second(1_000_000_000).burst(1000));
+    assert_eq!((drain(&slow), drain(&fast)), (1, 1000));
+    time::advance(10 * DAY - ms(1)).await;
+    assert_eq!(drain(&slow), 0);
+    time::advance(ms(1)).await;
+    assert_eq!(drain(&slow), 1);
+    time::advance(3650 * DAY).await;
+    assert_eq!((drain(&slow), drain(&fast)), (1, 1000));
+}
+
+#[cfg(feature = "quanta")]
+#[tokio::test]
+async fn it_can_be_given_the_tsc_clock() {
+    use tower_backpressure::Clock;
+    let limit = RateLimitLayer::with_clock(Rate::per_second(1000).burst(10), Clock::tsc());
+    let handle = limit.handle();
+    handle.acquire(10).await.unwrap();
+    assert!(handle.snapshot().tokens < 10);
+    handle.acquire(10).await.unwrap(); // 10 ms later, by that clock
+    assert_eq!(handle.snapshot().admitted, 2);
+}
+
+/// Every feature on, and the default is still a clock that a test can pause.
+#[tokio::test(start_paused = true)]
+async fn features_only_add() {
+    let handle = handle(Rate::per_hour(1));
+    drain(&handle);
+    time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(drain(&handle), 1);
+}
