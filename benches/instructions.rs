@@ -8,7 +8,7 @@ mod common;
 
 use std::{env, process::Command};
 
-use common::{Ready, drive, noop};
+use common::{Ready, TokioClock, drive, governor_quota, noop, rate};
 use tower::{Layer, Service};
 
 const REQUESTS: u64 = 1_000;
@@ -57,6 +57,18 @@ const ROWS: &[Row] = &[
         assert!(limit.poll_ready(&mut noop()).is_ready());
         (0..n).for_each(|_| assert!(!drive(&mut shed.clone())));
     }),
+    ("rate_limit", "tower-backpressure", |n| {
+        let mut service = tower_backpressure::RateLimitLayer::new(rate()).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("rate_limit", "tower-backpressure-direct", |n| {
+        let handle = tower_backpressure::RateLimitLayer::new(rate()).handle();
+        (0..n).for_each(|_| assert!(handle.try_acquire(1).is_ok()));
+    }),
+    ("rate_limit", "governor", |n| {
+        let governor = governor::RateLimiter::direct_with_clock(governor_quota(), TokioClock);
+        (0..n).for_each(|_| assert!(governor.check().is_ok()));
+    }),
 ];
 
 fn main() {
@@ -80,13 +92,13 @@ fn main() {
 
 fn print_table() {
     println!(
-        "{:<28}{:<22}{:>14}",
+        "{:<28}{:<28}{:>14}",
         "scenario", "implementation", "instructions"
     );
     for (row, (scenario, implementation, _)) in ROWS.iter().enumerate() {
         let count = instructions(row, 2 * REQUESTS) - instructions(row, REQUESTS);
         let each = count as f64 / REQUESTS as f64;
-        println!("{scenario:<28}{implementation:<22}{each:>14.1}");
+        println!("{scenario:<28}{implementation:<28}{each:>14.1}");
     }
 }
 

@@ -6,9 +6,9 @@
 
 mod common;
 
-use common::{Ready, drive, noop};
+use common::{Ready, TokioClock, drive, governor_quota, noop, rate};
 use criterion::{Criterion, criterion_group, criterion_main};
-use tower::{Layer, Service};
+use tower::{Layer, Service, ServiceExt};
 
 /// The accept path of one service that is used over and over.
 fn concurrency_limit(c: &mut Criterion) {
@@ -70,11 +70,83 @@ fn load_shed_reject_cloned(c: &mut Criterion) {
     group.finish();
 }
 
+/// The accept path. governor is checked directly, without a service around it; `direct` is the same
+/// here. All three read tokio's clock, which in this build can be paused and so costs more than in a
+/// server.
+fn rate_limit(c: &mut Criterion) {
+    let mut group = c.benchmark_group("rate_limit");
+    let layer = tower_backpressure::RateLimitLayer::new(rate());
+    let mut ours = layer.layer(Ready);
+    group.bench_function("tower-backpressure", |b| b.iter(|| drive(&mut ours)));
+    let handle = layer.handle();
+    group.bench_function("tower-backpressure-direct", |b| {
+        b.iter(|| handle.try_acquire(1).is_ok());
+    });
+    let governor = governor::RateLimiter::direct_with_clock(governor_quota(), TokioClock);
+    group.bench_function("governor", |b| b.iter(|| governor.check().is_ok()));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    let runtime = runtime.expect("a runtime");
+    let _entered = runtime.enter();
+    let mut towers =
+        tower::limit::RateLimitLayer::new(u64::MAX, std::time::Duration::from_secs(1)).layer(Ready);
+    group.bench_function("tower", |b| b.iter(|| drive(&mut towers)));
+    group.finish();
+}
+
+/// tower's rate limit is not `Clone`; a server has to put a buffer in front, which is a task and a
+/// channel.
+fn rate_limit_shared(c: &mut Criterion) {
+    let mut group = c.benchmark_group("rate_limit_shared");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    let runtime = runtime.expect("a runtime");
+    let ours = tower_backpressure::RateLimitLayer::new(rate()).layer(Ready);
+    group.bench_function("tower-backpressure", |b| {
+        b.iter(|| runtime.block_on(ours.clone().oneshot(1)).is_ok());
+    });
+    let _entered = runtime.enter();
+    let limited =
+        tower::limit::RateLimitLayer::new(u64::MAX, std::time::Duration::from_secs(1)).layer(Ready);
+    let towers = tower::buffer::Buffer::new(limited, 8);
+    group.bench_function("tower", |b| {
+        b.iter(|| runtime.block_on(towers.clone().oneshot(1)).is_ok());
+    });
+    group.finish();
+}
+
+/// The same on the processor's time stamp counter.
+#[cfg(feature = "quanta")]
+fn rate_limit_tsc(c: &mut Criterion) {
+    use tower_backpressure::{Clock, RateLimitLayer};
+    let mut group = c.benchmark_group("rate_limit_tsc");
+    let layer = RateLimitLayer::with_clock(rate(), Clock::tsc());
+    let mut ours = layer.layer(Ready);
+    group.bench_function("tower-backpressure", |b| b.iter(|| drive(&mut ours)));
+    let handle = layer.handle();
+    group.bench_function("tower-backpressure-direct", |b| {
+        b.iter(|| handle.try_acquire(1).is_ok());
+    });
+    let governor = governor::RateLimiter::direct(governor_quota());
+    group.bench_function("governor", |b| b.iter(|| governor.check().is_ok()));
+    group.finish();
+}
+
+#[cfg(not(feature = "quanta"))]
+fn rate_limit_tsc(_: &mut Criterion) {
+    println!("rate_limit_tsc needs the feature `quanta`");
+}
+
 criterion_group!(
     benches,
     concurrency_limit,
     concurrency_limit_cloned,
     load_shed_reject,
-    load_shed_reject_cloned
+    load_shed_reject_cloned,
+    rate_limit,
+    rate_limit_shared,
+    rate_limit_tsc
 );
 criterion_main!(benches);

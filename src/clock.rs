@@ -21,7 +21,7 @@ enum Source {
     #[cfg(feature = "quanta")]
     Tsc {
         clock: quanta::Clock,
-        started: quanta::Instant,
+        started: u64,
     },
 }
 
@@ -41,7 +41,7 @@ impl Clock {
     #[cfg(feature = "quanta")]
     pub fn tsc() -> Self {
         let clock = quanta::Clock::new();
-        let started = clock.now();
+        let started = clock.raw();
         Self(Source::Tsc { clock, started })
     }
 
@@ -50,12 +50,15 @@ impl Clock {
     #[inline]
     #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
     pub(crate) fn nanos(&self) -> u64 {
-        let since = match &self.0 {
-            Source::Tokio { started } => Instant::now().saturating_duration_since(*started),
-            #[cfg(feature = "quanta")]
-            Source::Tsc { clock, started } => clock.now().saturating_duration_since(*started),
-        };
-        START + since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
+        START
+            + match &self.0 {
+                Source::Tokio { started } => {
+                    let since = Instant::now().saturating_duration_since(*started);
+                    since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
+                }
+                #[cfg(feature = "quanta")]
+                Source::Tsc { clock, started } => clock.delta_as_nanos(*started, clock.raw()),
+            }
     }
 
     /// The same as a [`Duration`].

@@ -31,7 +31,7 @@
 //! Callers that wait are served in the order in which they were first polled. All waits are bounded:
 //! at most [`max_waiting`] callers wait (1024 unless you say otherwise) and, if you set it, each at
 //! most [`max_wait`]. In a server a wait is an in-process queue that nobody upstream can see, so
-//! there is no way to make it unbounded.
+//! there is no setting without a bound.
 //!
 //! # Errors
 //! Past those bounds the service is ready, and `call` answers with [`Overloaded`]
@@ -102,6 +102,7 @@ impl ConcurrencyLimitLayer {
     }
 }
 
+/// These settings are the limit's, not the layer value's: they apply to everything on this limit.
 impl<H> ConcurrencyLimitLayer<H> {
     /// At most so many callers wait; the next one is refused. 1024 unless set; with 0 nobody waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
@@ -111,7 +112,8 @@ impl<H> ConcurrencyLimitLayer<H> {
 
     /// Nobody waits longer than this; who has is refused. No bound unless set.
     ///
-    /// It needs a tokio runtime with time enabled wherever the service is polled.
+    /// It needs a tokio runtime with time enabled wherever the service is polled (without one, polling a
+    /// full service panics), and a timer of some 100 bytes for each caller that waits.
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.gate.bounds.set_max_wait(Some(max_wait));
         self
@@ -259,7 +261,8 @@ impl Handle {
     }
 
     /// Changes the limit. If it grows, those who wait are let in; if it shrinks, nothing in flight is
-    /// disturbed and nothing is admitted until less is in flight than the new limit.
+    /// disturbed and nothing is admitted until less is in flight than the new limit. A limit above
+    /// 16 777 215 is held at that.
     ///
     /// # Errors
     /// If `limit` is 0; the limit stays as it was.
@@ -290,6 +293,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`Reason::AtLimit`] if not.
+    #[inline]
     pub fn try_acquire(&self) -> Result<Permit, Overloaded> {
         match self.gate.try_admit(()) {
             true => Ok(Permit::new(Arc::clone(&self.gate))),
@@ -297,7 +301,8 @@ impl Handle {
         }
     }
 
-    /// A layer on this limit, for those who start from the handle.
+    /// A layer on this limit, for those who start from the handle. It holds until the response, unless
+    /// it is told otherwise.
     pub fn layer(&self) -> ConcurrencyLimitLayer {
         ConcurrencyLimitLayer::around(Arc::clone(&self.gate))
     }

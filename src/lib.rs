@@ -36,7 +36,7 @@
 //! | --- | --- |
 //! | at most so many requests at once | [`ConcurrencyLimitLayer`] |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
-//! | a request to count until its body is sent | `.hold_until_body_end()`: [`hold`] |
+//! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
 //!
 //! # What all layers have in common

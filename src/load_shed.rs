@@ -41,7 +41,8 @@
 //!
 //! Here the layers of this crate are told that the caller sheds, and remember nothing. An inner
 //! limiter of another crate cannot be told, so it is replaced by a fresh clone of itself, whose
-//! place in the queue is gone. Two traces are left, and both end when the service is dropped, as
+//! place in the queue is gone. So is whatever else it had achieved: if it gets ready by being polled
+//! several times (it connects, say), put a `Buffer` between it and the shed. Two traces are left, and both end when the service is dropped, as
 //! servers do after each request: a `Buffer` in between keeps its own worker waiting, and another
 //! crate's limiter *outside* a full one of ours keeps the permit that it took.
 //!
@@ -112,6 +113,7 @@ where
 
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.ready = false;
         let (polled, refusal) = shed::poll(|cx| self.inner.poll_ready(cx));
         self.ready = match polled {
             Poll::Ready(Ok(())) => true,

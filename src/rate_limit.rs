@@ -91,6 +91,7 @@ pub struct RateLimitLayer {
     bucket: Arc<Bucket>,
 }
 
+/// The settings are the bucket's, not the layer value's: they apply to everything on this bucket.
 impl RateLimitLayer {
     /// At this rate, for everything that is made from this value.
     pub fn new(rate: Rate) -> Self {
@@ -243,6 +244,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`Reason::AtLimit`] if not; [`Reason::ExceedsBurst`] if the bucket never holds so many.
+    #[inline]
     pub fn try_acquire(&self, n: u64) -> Result<(), Overloaded> {
         match self.bucket.try_admit(n) {
             true => Ok(()),

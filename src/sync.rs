@@ -21,8 +21,8 @@ pub(crate) use types::*;
 
 /// Locks, whether or not another thread panicked while it held the lock.
 ///
-/// No code of ours can panic halfway through a change under a lock: wakers, the only foreign
-/// code near it, are woken and dropped after it is released.
+/// No code of ours can panic halfway through a change under a lock: wakers, the only foreign code near
+/// it, are cloned, woken and dropped outside it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()

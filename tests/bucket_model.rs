@@ -80,7 +80,7 @@ impl Model {
         let enough = there as i64 * TOKEN <= self.level;
         if enough {
             self.level -= n as i64 * TOKEN;
-            self.admitted += 1;
+            self.admitted += n;
         }
         enough
     }
@@ -177,7 +177,7 @@ impl Run {
                     if self.model.is_granted(id) {
                         // Put back, as if they had never been taken.
                         self.model.level += n as i64 * TOKEN;
-                        self.model.admitted -= 1;
+                        self.model.admitted -= n;
                         self.model.overflow();
                     } else {
                         self.model.queue.retain(|waiting| waiting.0 != id);

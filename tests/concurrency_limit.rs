@@ -4,7 +4,6 @@ mod support;
 
 use std::{
     sync::{Arc, Mutex},
-    task::Poll,
     time::Duration,
 };
 
@@ -217,12 +216,14 @@ fn past_max_waiting_the_next_one_is_refused_out_of_call() {
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_longer_than_max_wait() {
     let layer = ConcurrencyLimitLayer::new(1).max_wait(Duration::from_millis(250));
-    let mut service = layer.layer(Probe::new());
+    let probe = Probe::new();
+    let mut service = layer.layer(probe.clone());
     let _busy = layer.handle().try_acquire().unwrap();
     let begun = now();
     let refused = service.ready().await.unwrap().call(7).await;
     assert_eq!(begun.elapsed(), Duration::from_millis(250));
     assert_refused(refused, Reason::WaitTimeout);
+    assert_eq!(probe.calls(), 0);
     let snapshot = layer.handle().snapshot();
     assert_eq!((snapshot.waiting, snapshot.rejected.wait_timeout), (0, 1));
 }
@@ -381,28 +382,107 @@ async fn refusals_do_not_kill_a_buffer() {
     assert_eq!(served.unwrap(), 7);
 }
 
-#[test]
-fn what_was_admitted_when_the_waker_was_dropped_may_come_back_to_the_gate() {
-    // A waker that owns a waiting future: dropping the waker cancels that future, under no lock.
-    struct Owns(#[allow(dead_code)] Mutex<Option<tower_backpressure::concurrency_limit::Acquire>>);
-    impl std::task::Wake for Owns {
-        fn wake(self: Arc<Self>) {}
+/// Whatever is done with a waker may come back to the limit, so none of it is done under its lock.
+/// Where it is, these hang.
+mod a_waker_may_use_the_limit {
+    use std::{
+        pin::Pin,
+        task::{Context, Wake, Waker},
+    };
+
+    use super::*;
+
+    struct Uses(Handle);
+
+    impl Wake for Uses {
+        fn wake(self: Arc<Self>) {
+            self.0.snapshot();
+        }
     }
+
+    impl Drop for Uses {
+        fn drop(&mut self) {
+            self.0.snapshot();
+        }
+    }
+
+    fn waiting(handle: &Handle) -> tower_backpressure::concurrency_limit::Acquire {
+        let waker = Waker::from(Arc::new(Uses(handle.clone())));
+        let mut acquire = handle.acquire();
+        let mut cx = Context::from_waker(&waker);
+        assert!(Future::poll(Pin::new(&mut acquire), &mut cx).is_pending());
+        acquire
+    }
+
+    #[test]
+    fn when_it_is_woken_by_a_permit_that_is_given_back() {
+        let handle = handle(1);
+        let busy = handle.try_acquire().unwrap();
+        let mut acquire = waiting(&handle);
+        drop(busy);
+        assert!(poll(&mut acquire).is_ready());
+    }
+
+    #[test]
+    fn when_it_is_woken_by_a_limit_that_grows() {
+        let handle = handle(1);
+        let _busy = handle.try_acquire().unwrap();
+        let mut both = [waiting(&handle), waiting(&handle)];
+        handle.set_limit(3).unwrap();
+        assert!(both.iter_mut().all(|acquire| poll(acquire).is_ready()));
+    }
+
+    #[test]
+    fn when_it_is_dropped_by_a_caller_that_leaves() {
+        let handle = handle(1);
+        let _busy = handle.try_acquire().unwrap();
+        drop(waiting(&handle));
+        assert_eq!(handle.snapshot().waiting, 0);
+    }
+
+    #[test]
+    fn when_it_is_replaced_by_another() {
+        let handle = handle(1);
+        let _busy = handle.try_acquire().unwrap();
+        let mut acquire = waiting(&handle);
+        assert!(poll(&mut acquire).is_pending());
+    }
+
+    #[test]
+    fn when_its_caller_is_refused() {
+        let handle = handle(1);
+        handle.set_max_waiting(0);
+        let _busy = handle.try_acquire().unwrap();
+        let waker = Waker::from(Arc::new(Uses(handle.clone())));
+        let mut acquire = handle.acquire();
+        let mut cx = Context::from_waker(&waker);
+        assert!(Future::poll(Pin::new(&mut acquire), &mut cx).is_ready());
+    }
+}
+
+/// The hint is not older than what it speaks of.
+#[tokio::test(start_paused = true)]
+async fn a_hint_from_a_slow_spell_does_not_outlive_it() {
     let handle = handle(1);
-    let busy = handle.try_acquire().unwrap();
-    let mut owned = handle.acquire();
-    assert!(poll(&mut owned).is_pending());
-    let waker = std::task::Waker::from(Arc::new(Owns(Mutex::new(Some(owned)))));
-    let mut other = handle.acquire();
-    let polled = Future::poll(
-        std::pin::Pin::new(&mut other),
-        &mut std::task::Context::from_waker(&waker),
+    let slowly = |handle: Handle| async move {
+        for _ in 0..2 {
+            let permit = handle.try_acquire().unwrap();
+            time::advance(Duration::from_secs(4)).await;
+            assert!(handle.try_acquire().is_err());
+            drop(permit);
+        }
+    };
+    slowly(handle.clone()).await;
+    for _ in 0..100 {
+        let permit = handle.try_acquire().unwrap();
+        time::advance(Duration::from_secs(36)).await;
+        drop(permit);
+    }
+    let _busy = handle.try_acquire().unwrap();
+    let refused = handle.try_acquire().unwrap_err();
+    assert_eq!(
+        refused.retry_after(),
+        Duration::from_secs(1),
+        "nothing is known of late"
     );
-    assert!(matches!(polled, Poll::Pending));
-    drop(waker);
-    // Polled by another task: the old waker goes, and with it the future that it owns.
-    assert!(poll(&mut other).is_pending());
-    assert_eq!(handle.snapshot().waiting, 1);
-    drop(busy);
-    assert!(poll(&mut other).is_ready());
 }

@@ -48,3 +48,36 @@ where
         Poll::Pending => panic!("pending"),
     }
 }
+
+/// A rate that is never reached, with a bucket that is never full: every request takes a token that
+/// was saved up.
+pub const SAVED_UP: u32 = u32::MAX;
+
+/// tokio's clock for governor, so that both are measured on the same one.
+#[derive(Clone, Debug)]
+pub struct TokioClock;
+
+impl governor::clock::Clock for TokioClock {
+    type Instant = std::time::Instant;
+
+    #[allow(clippy::disallowed_methods, reason = "a bench measures real time")]
+    fn now(&self) -> Self::Instant {
+        tokio::time::Instant::now().into_std()
+    }
+}
+
+pub fn governor_quota() -> governor::Quota {
+    governor::Quota::per_second(one()).allow_burst(burst())
+}
+
+fn one() -> std::num::NonZeroU32 {
+    std::num::NonZeroU32::MIN
+}
+
+fn burst() -> std::num::NonZeroU32 {
+    std::num::NonZeroU32::MAX
+}
+
+pub fn rate() -> tower_backpressure::Rate {
+    tower_backpressure::Rate::per_second(1).burst(SAVED_UP.into())
+}

@@ -30,7 +30,8 @@ pub(crate) struct Bounds {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rejected {
-    /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`].
+    /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`]. A
+    /// [`LoadShed`](crate::LoadShed) is refused when it asks, that is in its `poll_ready`.
     pub at_limit: u64,
     /// Refused because the queue was full: [`Reason::QueueFull`].
     pub queue_full: u64,

@@ -2,9 +2,12 @@
 //! come first served when somebody does.
 //!
 //! # How it works
-//! What is spent (see [`token_bucket`](crate::algorithm::token_bucket)) is one atomic word, with one
-//! bit, `QUEUED`, that says that somebody waits. Taking a token is one compare-and-swap. The rate
-//! beside it rarely changes; it is read under a sequence lock, which costs a reader two loads.
+//! Tokens are spent (see [`token_bucket`](crate::algorithm::token_bucket)) by being used or by being
+//! lost when the bucket overflows. What is used is one atomic word, with one bit, `QUEUED`, that says
+//! that somebody waits: taking a token is one compare-and-swap, and counts it. What is lost is beside
+//! it, and changes only when a full bucket is drawn on; it only ever grows, to what whoever draws on it
+//! computes from the same word. The rate rarely changes; it is read under a sequence lock, which costs
+//! a reader two loads.
 //!
 //! Nobody gives tokens back as permits are given back: time brings them. So the head of the queue, and
 //! it alone, sleeps until its tokens are there. Whoever finds tokens there (`settle`) gives them to
@@ -35,9 +38,10 @@ const SHORTEST_RETRY_AFTER: Duration = Duration::from_nanos(1);
 
 #[repr(C)]
 pub(crate) struct Bucket {
-    /// What is spent, and whether somebody waits. Only the head of the queue takes while it is set.
+    /// How many tokens were used, and whether somebody waits: then only the head of the queue takes.
     word: AtomicU64,
-    admitted: AtomicU64,
+    /// How many overflowed.
+    lost: AtomicU64,
     refill: SharedRefill,
     clock: Clock,
     /// The number of the last ticket that got its tokens. Changed under the lock.
@@ -68,8 +72,8 @@ pub struct Snapshot {
     pub waiting: usize,
     /// How long the first of them has waited.
     pub oldest_wait: Option<Duration>,
-    /// How many requests were admitted so far. A service that was polled ready counts too, until it is
-    /// dropped uncalled.
+    /// How many tokens were used so far, one for each request. A service that was polled ready counts
+    /// too, until it is dropped uncalled.
     pub admitted: u64,
     /// How many were refused so far, and why.
     pub rejected: Rejected,
@@ -86,7 +90,7 @@ impl Bucket {
         };
         Self {
             word: AtomicU64::new(0),
-            admitted: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
             refill: SharedRefill::new(refill),
             clock,
             granted: AtomicU64::new(0),
@@ -106,13 +110,7 @@ impl Bucket {
         let before = self.refill.load();
         let now = self.clock.nanos();
         // What has overflowed so far is lost, even if more fits from now on.
-        loop {
-            let word = self.word.load(Relaxed);
-            let settled = before.settled(word / ONE, now);
-            if self.swap(word, settled * ONE | word & QUEUED).is_ok() {
-                break;
-            }
-        }
+        let _ = self.taken(&before, self.word.load(Relaxed), now, 0);
         self.refill.store(rate.refill().following(&before, now));
         slow.rate = rate;
         slow.told = 0; // the head has to set its timer anew
@@ -123,23 +121,41 @@ impl Bucket {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let slow = lock(&self.slow);
         let now = self.clock.nanos();
-        let spent = self.word.load(Relaxed) / ONE;
+        let word = self.word.load(Relaxed);
         let waited = |since| Duration::from_nanos(now).saturating_sub(since);
         Snapshot {
             rate: slow.rate,
-            tokens: self.refill.load().tokens(spent, now),
+            tokens: self.refill.load().tokens(self.spent(word), now),
             waiting: slow.queue.len(),
             oldest_wait: slow.queue.oldest().map(waited),
-            admitted: self.admitted.load(Relaxed),
+            admitted: word / ONE,
             rejected: self.bounds.rejected(),
         }
     }
 
     /// How long until `n` tokens are there that are not now.
     fn wait(&self, n: u64) -> Duration {
-        let spent = self.word.load(Relaxed) / ONE;
+        let spent = self.spent(self.word.load(Relaxed));
         let wait = self.refill.load().wait(spent, self.clock.nanos(), n);
         Duration::from_nanos(wait)
+    }
+
+    #[inline]
+    fn spent(&self, word: u64) -> u64 {
+        word / ONE + self.lost.load(Relaxed)
+    }
+
+    /// The word with `n` more tokens used, if they are there. Writes off what has overflowed.
+    #[inline]
+    fn taken(&self, refill: &Refill, word: u64, now: u64, n: u64) -> Option<u64> {
+        let spent = self.spent(word);
+        let then = refill.take(spent, now, n)?;
+        let overflow = then - n - spent;
+        if overflow > 0 {
+            let lost = spent - word / ONE + overflow;
+            self.lost.fetch_max(lost, Relaxed);
+        }
+        Some(word + n * ONE)
     }
 
     /// Acquire and release, so that what was done before a token was put back happens before what is
@@ -162,7 +178,7 @@ impl Bucket {
         let mut more = true;
         while more {
             let mut slow = lock(&self.slow);
-            let Some((number, &n, waker)) = slow.queue.head() else {
+            let Some((number, &n)) = slow.queue.head() else {
                 return;
             };
             let refill = self.refill.load();
@@ -170,24 +186,22 @@ impl Bucket {
             // Whoever came before the burst was lowered below what it asks for takes a full bucket, and
             // the tokens that come next.
             let there = n.min(refill.burst);
-            let waker = match refill.take(word / ONE, self.clock.nanos(), there) {
-                Some(then) => {
-                    let then = then + (n - there);
+            let waker = match self.taken(&refill, word, self.clock.nanos(), there) {
+                Some(taken) => {
+                    let taken = (taken + (n - there) * ONE) & !QUEUED;
                     let queued = if slow.queue.len() > 1 { QUEUED } else { 0 };
-                    if self.swap(word, then * ONE | queued).is_err() {
+                    if self.swap(word, taken | queued).is_err() {
                         continue;
                     }
-                    self.admitted.fetch_add(1, Relaxed);
                     self.granted.store(number, Release);
                     slow.demand -= u128::from(n);
                     slow.queue.pop().map(|(_, waker)| waker)
                 }
                 None if slow.told == number => return,
                 None => {
-                    let waker = waker.clone();
                     slow.told = number;
                     more = false;
-                    Some(waker)
+                    slow.queue.take_head_waker()
                 }
             };
             drop(slow);
@@ -208,18 +222,15 @@ impl Limiter for Bucket {
 
     #[inline]
     fn try_admit(&self, n: u64) -> bool {
+        let now = self.clock.nanos(); // a call, so before what is kept in registers
         let refill = self.refill.load();
-        let now = self.clock.nanos();
         let mut word = self.word.load(Relaxed);
         while word & QUEUED == 0 {
-            let Some(then) = refill.take(word / ONE, now, n) else {
+            let Some(taken) = self.taken(&refill, word, now, n) else {
                 return false;
             };
-            match self.swap(word, then * ONE) {
-                Ok(()) => {
-                    self.admitted.fetch_add(1, Relaxed);
-                    return true;
-                }
+            match self.swap(word, taken) {
+                Ok(()) => return true,
                 Err(now) => word = now,
             }
         }
@@ -234,15 +245,15 @@ impl Limiter for Bucket {
         loop {
             let word = self.word.load(Relaxed);
             if word & QUEUED == 0 {
-                if let Some(then) = refill.take(word / ONE, now, n) {
-                    if self.swap(word, then * ONE).is_ok() {
-                        self.admitted.fetch_add(1, Relaxed);
+                if let Some(taken) = self.taken(&refill, word, now, n) {
+                    if self.swap(word, taken).is_ok() {
                         return Entered::Admitted;
                     }
                     continue;
                 }
             }
-            let wait = Duration::from_nanos(refill.wait(word / ONE, now, behind(slow.demand, n)));
+            let wait =
+                Duration::from_nanos(refill.wait(self.spent(word), now, behind(slow.demand, n)));
             let reason = if n > refill.burst {
                 Reason::ExceedsBurst
             } else if slow.queue.len() >= self.bounds.max_waiting() {
@@ -265,18 +276,19 @@ impl Limiter for Bucket {
     }
 
     /// The head of the queue has to look again when its tokens are there.
-    fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), (Ticket, Option<Duration>)> {
-        if self.is_granted(&ticket) {
+    fn redeem(&self, ticket: &Ticket, waker: &Waker) -> Result<(), Option<Duration>> {
+        if self.is_granted(ticket) {
             return Ok(());
         }
         self.settle(ticket.number());
+        let waker = waker.clone();
         let mut slow = lock(&self.slow);
-        if self.is_granted(&ticket) {
+        if self.is_granted(ticket) {
             return Ok(());
         }
-        let replaced = slow.queue.wake_with(&ticket, waker);
+        let replaced = slow.queue.wake_with(ticket, waker);
         let look_again = match slow.queue.head() {
-            Some((number, &n, _)) if number == ticket.number() => {
+            Some((number, &n)) if number == ticket.number() => {
                 slow.told = number;
                 Some(self.wait(n.min(self.refill.load().burst)))
             }
@@ -284,7 +296,7 @@ impl Limiter for Bucket {
         };
         drop(slow);
         drop(replaced);
-        Err((ticket, look_again))
+        Err(look_again)
     }
 
     fn leave(&self, ticket: Ticket) -> bool {
@@ -304,7 +316,6 @@ impl Limiter for Bucket {
     }
 
     fn give_back(&self, n: u64) {
-        self.admitted.fetch_sub(1, Relaxed);
         let before = self.word.fetch_sub(n * ONE, AcqRel);
         if before & QUEUED != 0 {
             self.settle(0);
@@ -344,23 +355,23 @@ fn behind(demand: u128, n: u64) -> u64 {
 /// A [`Refill`] that is read without a lock and seldom written: a sequence lock. Writers are kept
 /// apart by the bucket's lock.
 struct SharedRefill {
-    /// Odd while it is written.
+    /// Odd while it is written; above the lowest byte, which is the shift.
     version: AtomicU64,
     origin: AtomicU64,
     base: AtomicU64,
     multiplier: AtomicU64,
-    shift: AtomicU64,
     burst: AtomicU64,
 }
+
+const WRITING: u64 = 0x100;
 
 impl SharedRefill {
     fn new(refill: Refill) -> Self {
         Self {
-            version: AtomicU64::new(0),
+            version: AtomicU64::new(refill.shift.into()),
             origin: AtomicU64::new(refill.origin),
             base: AtomicU64::new(refill.base),
             multiplier: AtomicU64::new(refill.multiplier),
-            shift: AtomicU64::new(refill.shift.into()),
             burst: AtomicU64::new(refill.burst),
         }
     }
@@ -373,11 +384,11 @@ impl SharedRefill {
                 origin: self.origin.load(Relaxed),
                 base: self.base.load(Relaxed),
                 multiplier: self.multiplier.load(Relaxed),
-                shift: self.shift.load(Relaxed) as u32,
+                shift: (version & 0xff) as u32,
                 burst: self.burst.load(Relaxed),
             };
             fence(Acquire);
-            if version % 2 == 0 && self.version.load(Relaxed) == version {
+            if version & WRITING == 0 && self.version.load(Relaxed) == version {
                 return refill;
             }
             spin_loop();
@@ -385,14 +396,14 @@ impl SharedRefill {
     }
 
     fn store(&self, refill: Refill) {
-        let version = self.version.load(Relaxed);
-        self.version.store(version + 1, Relaxed);
+        let version = self.version.load(Relaxed) & !0xff;
+        self.version.store(version + WRITING, Relaxed);
         fence(Release);
         self.origin.store(refill.origin, Relaxed);
         self.base.store(refill.base, Relaxed);
         self.multiplier.store(refill.multiplier, Relaxed);
-        self.shift.store(refill.shift.into(), Relaxed);
         self.burst.store(refill.burst, Relaxed);
-        self.version.store(version + 2, Release);
+        let shift = u64::from(refill.shift);
+        self.version.store(version + 2 * WRITING + shift, Release);
     }
 }

@@ -26,11 +26,12 @@ pub(crate) trait Limiter {
     /// Admits the caller, else lets it wait, else refuses it.
     fn enter(&self, ask: Self::Ask, waker: Waker) -> Entered;
 
-    /// Trades a ticket that has been granted for admission. One that has not is given back, with
-    /// after which time to look again if nothing else happens; `waker` is woken when something does.
-    fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), (Ticket, Option<Duration>)>;
+    /// Whether the ticket has been granted: then the caller is admitted, and the ticket is worth nothing
+    /// any more. If not, `waker` is woken when something happens, and where nothing does, this is the
+    /// time after which to look again.
+    fn redeem(&self, ticket: &Ticket, waker: &Waker) -> Result<(), Option<Duration>>;
 
-    /// Takes a ticket back. If it had been granted, the caller is admitted.
+    /// Takes a ticket back that was not redeemed. If it had been granted, the caller is admitted.
     fn leave(&self, ticket: Ticket) -> bool;
 
     /// Takes an admission back that was not used, as if it had never been.
@@ -43,7 +44,7 @@ pub(crate) trait Limiter {
 /// What became of a caller that was not admitted at once.
 pub(crate) enum Entered {
     Admitted,
-    /// As [`Limiter::redeem`] would give it back.
+    /// With the time after which to look again, as [`Limiter::redeem`] gives it.
     Waiting(Ticket, Option<Duration>),
     Refused(Reason),
 }
@@ -175,15 +176,19 @@ impl<L: Limiter> Claim<L> {
         if shed::is_shedding(cx) {
             return self.poll_shedding();
         }
-        let mut waiting = if let Some(ticket) = self.take_ticket() {
+        // The ticket stays where it is all the while: what is foreign here, wakers and timers, may
+        // panic, and no ticket may be lost.
+        let mut waiting = if let State::Waiting(ticket) = &self.state {
             self.limiter.redeem(ticket, cx.waker())
         } else {
-            // Before it has a ticket to lose: without a runtime, `sleep` panics.
             let max_wait = self.limiter.bounds().max_wait();
             self.deadline = max_wait.map(|wait| sleep(wait).deadline());
             match self.limiter.enter(self.ask, cx.waker().clone()) {
                 Entered::Admitted => Ok(()),
-                Entered::Waiting(ticket, look_again) => Err((ticket, look_again)),
+                Entered::Waiting(ticket, look_again) => {
+                    self.state = State::Waiting(ticket);
+                    Err(look_again)
+                }
                 Entered::Refused(reason) => {
                     self.state = State::Refused(reason);
                     return Poll::Ready(());
@@ -191,12 +196,11 @@ impl<L: Limiter> Claim<L> {
             }
         };
         // Until it is decided, or there is nothing to do but wait.
-        while let Err((ticket, look_again)) = waiting {
-            self.state = State::Waiting(ticket);
+        while let Err(look_again) = waiting {
             if self.poll_timer(cx, look_again).is_pending() {
                 return Poll::Pending;
             }
-            let Some(ticket) = self.take_ticket() else {
+            let State::Waiting(ticket) = &self.state else {
                 return Poll::Ready(());
             };
             waiting = self.limiter.redeem(ticket, cx.waker());
@@ -204,16 +208,6 @@ impl<L: Limiter> Claim<L> {
         self.state = State::Held;
         self.timer = None;
         Poll::Ready(())
-    }
-
-    fn take_ticket(&mut self) -> Option<Ticket> {
-        match mem::take(&mut self.state) {
-            State::Waiting(ticket) => Some(ticket),
-            state => {
-                self.state = state;
-                None
-            }
-        }
     }
 
     /// Ready when it is worth another look, or when the deadline has ended the wait.
@@ -249,13 +243,14 @@ impl<L: Limiter> Claim<L> {
 
     /// If it waits: is admitted if that has been granted, else gives up for that reason.
     fn stop_waiting(&mut self, reason: Reason) {
-        if let Some(ticket) = self.take_ticket() {
-            self.state = match self.limiter.leave(ticket) {
+        self.state = match mem::take(&mut self.state) {
+            State::Waiting(ticket) => match self.limiter.leave(ticket) {
                 true => State::Held,
                 false => State::Refused(reason),
-            };
-            self.timer = None;
-        }
+            },
+            state => state,
+        };
+        self.timer = None;
     }
 }
 

@@ -19,8 +19,8 @@
 //!   the last number granted holds a permit. Whoever drops such a ticket gives the permit back, which
 //!   settles again.
 //!
-//! `models.rs` checks all four with loom. Wakers are woken and dropped after the lock is
-//! released: either may run a task that comes back here.
+//! `models.rs` checks all four with loom. Wakers are cloned, woken and dropped outside the lock: any of
+//! it may run code that comes back here.
 
 #[cfg(all(test, backpressure_loom))]
 mod models;
@@ -45,7 +45,8 @@ pub(crate) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// A refusal at the limit takes about 10 ns, a look at the clock 24: one in so many looks.
+/// A look at the clock costs more than a refusal at the limit does: one in so many looks, and whoever
+/// finds that as many requests have completed since the last look.
 const LOOK_EVERY: u64 = 16;
 
 // In this order, so that what every request touches is in one cache line, with the counts of the
@@ -58,6 +59,8 @@ pub(crate) struct Gate {
     granted: AtomicU64,
     /// The retry hint of the last look, in nanoseconds.
     retry_after: AtomicU64,
+    /// The completions in the word at the last look.
+    looked_at: AtomicU64,
     pub(crate) bounds: Bounds,
     clock: Clock,
     slow: Mutex<Slow>,
@@ -102,6 +105,7 @@ impl Gate {
             peak: AtomicUsize::new(0),
             granted: AtomicU64::new(0),
             retry_after: AtomicU64::new(nanos(DEFAULT_RETRY_AFTER)),
+            looked_at: AtomicU64::new(0),
             bounds: Bounds::new(kind),
             clock: Clock::default(),
             slow: Mutex::new(Slow {
@@ -337,18 +341,27 @@ impl Limiter for Gate {
         Entered::Waiting(slow.queue.push(waker, since, ()), None)
     }
 
-    fn redeem(&self, ticket: Ticket, waker: &Waker) -> Result<(), (Ticket, Option<Duration>)> {
-        if self.is_granted(&ticket) {
+    fn redeem(&self, ticket: &Ticket, waker: &Waker) -> Result<(), Option<Duration>> {
+        if self.is_granted(ticket) {
             return Ok(());
         }
+        let slow = lock(&self.slow);
+        if self.is_granted(ticket) {
+            return Ok(());
+        }
+        if slow.queue.wakes(ticket, waker) {
+            return Err(None);
+        }
+        drop(slow);
+        let waker = waker.clone();
         let mut slow = lock(&self.slow);
-        if self.is_granted(&ticket) {
+        if self.is_granted(ticket) {
             return Ok(());
         }
-        let replaced = slow.queue.wake_with(&ticket, waker);
+        let replaced = slow.queue.wake_with(ticket, waker);
         drop(slow);
         drop(replaced);
-        Err((ticket, None))
+        Err(None)
     }
 
     fn leave(&self, ticket: Ticket) -> bool {
@@ -371,7 +384,10 @@ impl Limiter for Gate {
 
     fn refuse(&self, (): (), reason: Reason) -> Box<Overloaded> {
         let before = self.bounds.count(reason);
-        if reason != Reason::AtLimit || before % LOOK_EVERY == 0 {
+        let completed = self.load().completed();
+        let news = completed.abs_diff(self.looked_at.load(Relaxed)) >= LOOK_EVERY;
+        if reason != Reason::AtLimit || before % LOOK_EVERY == 0 || news {
+            self.looked_at.store(completed, Relaxed);
             self.look();
         }
         let retry_after = Duration::from_nanos(self.retry_after.load(Relaxed));

@@ -123,11 +123,11 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The number of the head, what is kept with it, and its waker.
-    pub(crate) fn head(&self) -> Option<(u64, &T, &Waker)> {
+    /// The number of the head, and what is kept with it.
+    pub(crate) fn head(&self) -> Option<(u64, &T)> {
         (self.head != NIL).then(|| {
             let head = self.waiter(self.head);
-            (head.number, &head.with, &head.waker)
+            (head.number, &head.with)
         })
     }
 
@@ -139,11 +139,21 @@ impl<T> Queue<T> {
         })
     }
 
-    /// Has `waker` woken when it is the turn of this ticket, which must not be due. A waker that it
+    /// Whether that waker is the one to be woken for this ticket, which must not be due.
+    pub(crate) fn wakes(&self, ticket: &Ticket, waker: &Waker) -> bool {
+        self.waiter(ticket.slot).waker.will_wake(waker)
+    }
+
+    /// Has `waker` woken when it is the turn of this ticket, which must not be due. The waker that it
     /// replaces is given back, to be dropped after the lock.
-    pub(crate) fn wake_with(&mut self, ticket: &Ticket, waker: &Waker) -> Option<Waker> {
-        let waiter = self.waiter_mut(ticket.slot);
-        (!waiter.waker.will_wake(waker)).then(|| mem::replace(&mut waiter.waker, waker.clone()))
+    pub(crate) fn wake_with(&mut self, ticket: &Ticket, waker: Waker) -> Waker {
+        mem::replace(&mut self.waiter_mut(ticket.slot).waker, waker)
+    }
+
+    /// The waker of the head, to be woken after the lock. The head has to leave another.
+    pub(crate) fn take_head_waker(&mut self) -> Option<Waker> {
+        let head = self.head;
+        (head != NIL).then(|| mem::replace(&mut self.waiter_mut(head).waker, Waker::noop().clone()))
     }
 
     /// Takes a ticket out that must not be due. Its waker is to be dropped after the lock.

@@ -19,15 +19,16 @@ use std::{
 
 use crate::Overloaded;
 
-struct Nobody;
+/// Not empty: a pointer to something of size zero may be the address of another object too.
+struct Nobody(#[allow(dead_code)] u8);
 
 impl Wake for Nobody {
     fn wake(self: Arc<Self>) {}
     fn wake_by_ref(self: &Arc<Self>) {}
 }
 
-/// Told from every other waker by its address: the `Arc` in it lives as long as the process.
-static SHEDDING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody)));
+/// Told from every other waker by the address in it, of an `Arc` that lives as long as the process.
+static SHEDDING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody(0))));
 
 thread_local! {
     // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
@@ -81,7 +82,7 @@ mod tests {
             Poll::Ready(())
         });
         assert!(!is_shedding(&Context::from_waker(Waker::noop())));
-        let other = Waker::from(Arc::new(Nobody));
+        let other = Waker::from(Arc::new(Nobody(0)));
         assert!(!is_shedding(&Context::from_waker(&other)));
     }
 

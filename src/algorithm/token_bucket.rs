@@ -94,8 +94,12 @@ impl Refill {
     #[inline]
     pub(crate) fn take(&self, spent: u64, now: u64, n: u64) -> Option<u64> {
         let made = self.made(now);
-        let then = spent.max(made.saturating_sub(self.burst)).saturating_add(n);
-        (then <= made).then_some(then)
+        let there = made.saturating_sub(spent);
+        if there <= self.burst {
+            (n <= there).then(|| spent + n)
+        } else {
+            (n <= self.burst).then(|| made - self.burst + n)
+        }
     }
 
     /// How long from `now` until `n` tokens are there that are not now.

@@ -19,7 +19,7 @@ where
             match second {
                 Waits => assert!(poll_ready(&mut other).is_pending()),
                 IsRefused => drop(refusal(finish(request(&other)))),
-                IsServed => drop(finish(request(&other)).unwrap()),
+                IsServed | IsServedOrShed => drop(finish(request(&other)).unwrap()),
             }
         }
         finish(in_flight).unwrap();

@@ -27,8 +27,16 @@ enum Second {
     Waits,
     IsRefused,
     IsServed,
+    /// It is served, but refused while the inner service is not ready.
+    IsServedOrShed,
 }
 use Second::*;
+
+impl Second {
+    fn is_served(self) -> bool {
+        matches!(self, IsServed | IsServedOrShed)
+    }
+}
 
 /// A service as servers need it: axum wants `Clone + Send + Sync`, and a future that is `Send`.
 trait Subject:
@@ -84,7 +92,7 @@ contract! {
     concurrency_limit_with_max_wait: Waits,
         ConcurrencyLimitLayer::new(1).max_wait(Duration::from_secs(3600));
     concurrency_limit_without_queue: IsRefused, ConcurrencyLimitLayer::new(1).max_waiting(0);
-    load_shed: IsServed, LoadShedLayer::new();
+    load_shed: IsServedOrShed, LoadShedLayer::new();
     load_shed_over_concurrency_limit: IsRefused,
         ServiceBuilder::new().layer(LoadShedLayer::new()).layer(ConcurrencyLimitLayer::new(1));
     load_shed_over_two_concurrency_limits: IsRefused, ServiceBuilder::new()
@@ -94,8 +102,11 @@ contract! {
     two_concurrency_limits: Waits, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(1))
         .layer(ConcurrencyLimitLayer::new(2));
+    two_concurrency_limits_the_inner_smaller: Waits, ServiceBuilder::new()
+        .layer(ConcurrencyLimitLayer::new(2))
+        .layer(ConcurrencyLimitLayer::new(1));
     rate_limit: IsServed, RateLimitLayer::new(Rate::per_second(1_000_000_000));
-    load_shed_over_rate_limit: IsServed, ServiceBuilder::new()
+    load_shed_over_rate_limit: IsServedOrShed, ServiceBuilder::new()
         .layer(LoadShedLayer::new())
         .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)));
     rate_limit_and_concurrency_limit: Waits, ServiceBuilder::new()

@@ -40,16 +40,15 @@ fn acquire(bucket: &Bucket) {
     }
     let parked = StdArc::new(Parked(Notify::new()));
     let waker = Waker::from(StdArc::clone(&parked));
-    let mut ticket = match bucket.enter(1, waker.clone()) {
+    let ticket = match bucket.enter(1, waker.clone()) {
         Entered::Admitted => return,
         Entered::Refused(_) => panic!("the queue is long enough"),
         Entered::Waiting(ticket, _) => ticket,
     };
     loop {
         parked.0.wait();
-        match bucket.redeem(ticket, &waker) {
-            Ok(()) => return,
-            Err((waiting, _)) => ticket = waiting,
+        if bucket.redeem(&ticket, &waker).is_ok() {
+            return;
         }
     }
 }

@@ -56,16 +56,15 @@ fn acquire(gate: &Gate) {
     }
     let parked = StdArc::new(Parked(Notify::new()));
     let waker = Waker::from(StdArc::clone(&parked));
-    let mut ticket = match gate.enter((), waker.clone()) {
+    let ticket = match gate.enter((), waker.clone()) {
         Entered::Admitted => return,
         Entered::Refused(_) => panic!("the queue is long enough"),
         Entered::Waiting(ticket, _) => ticket,
     };
     loop {
         parked.0.wait();
-        match gate.redeem(ticket, &waker) {
-            Ok(()) => return,
-            Err((waiting, _)) => ticket = waiting,
+        if gate.redeem(&ticket, &waker).is_ok() {
+            return;
         }
     }
 }
@@ -215,6 +214,57 @@ fn nothing_is_admitted_after_a_shrink_until_less_is_in_flight() {
         gate.complete();
         other.join().unwrap();
         assert_eq!(gate.snapshot().in_flight, 0);
+    });
+}
+
+#[test]
+fn a_permit_is_not_handed_on_while_more_are_in_flight_than_the_limit() {
+    check(|| {
+        let gate = gate(2);
+        assert!(gate.try_admit(()) && gate.try_admit(()));
+        let tickets: Vec<_> = (0..2)
+            .map(|_| match gate.enter((), Waker::noop().clone()) {
+                Entered::Waiting(ticket, _) => ticket,
+                _ => panic!("there is no room"),
+            })
+            .collect();
+        gate.set_limit(1).unwrap();
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.complete())
+        };
+        gate.complete();
+        other.join().unwrap();
+        assert_eq!(gate.snapshot().in_flight, 1);
+        for ticket in tickets {
+            if gate.leave(ticket) {
+                gate.give_back(());
+            }
+        }
+        assert_empty(&gate, 2);
+    });
+}
+
+/// Told by a cell that is not atomic: loom reports two threads in it at once, or one that does not see
+/// what the other has done.
+#[test]
+fn what_is_done_under_a_permit_happens_before_what_is_done_under_the_next() {
+    check(|| {
+        let gate = gate(1);
+        let cell = Arc::new(loom::cell::UnsafeCell::new(()));
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (gate, cell) = (gate.clone(), cell.clone());
+                thread::spawn(move || {
+                    acquire(&gate);
+                    cell.with_mut(|_| ());
+                    gate.complete();
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
     });
 }
 
