@@ -12,25 +12,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Ready, drive};
+use common::{Keyed, Ready, TokioClock, drive, governor_quota, rate};
 use criterion::{Criterion, criterion_group, criterion_main};
 use tower::{Layer, Service};
 
 const THREADS: usize = 2;
 
-/// How long it takes until each thread has driven `requests` requests.
-fn together<S>(service: &S, requests: u64) -> Duration
+/// How long it takes until each thread has made `requests` requests, each with a function of its own.
+fn together<F>(requests: u64, request: impl Fn(u64) -> F) -> Duration
 where
-    S: Service<u64, Response = u64> + Clone + Send,
+    F: FnMut() -> bool + Send,
 {
     let start = Barrier::new(THREADS + 1);
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|_| {
-                let (mut service, start) = (service.clone(), &start);
+        let threads: Vec<_> = (0..THREADS as u64)
+            .map(|thread| {
+                let (mut request, start) = (request(thread), &start);
                 scope.spawn(move || {
                     start.wait();
-                    (0..requests).for_each(|_| assert!(drive(&mut service)));
+                    (0..requests).for_each(|_| assert!(request()));
                 })
             })
             .collect();
@@ -38,24 +38,91 @@ where
         #[allow(clippy::disallowed_methods, reason = "a bench measures real time")]
         let begun = Instant::now();
         for thread in threads {
-            thread.join().expect("a thread that drives requests");
+            thread.join().expect("a thread that makes requests");
         }
         begun.elapsed()
     })
+}
+
+/// Each thread drives a clone of the service.
+fn clones<S>(service: &S) -> impl Fn(u64) -> Box<dyn FnMut() -> bool + Send>
+where
+    S: Service<u64, Response = u64> + Clone + Send + 'static,
+{
+    |_| {
+        let mut service = service.clone();
+        Box::new(move || drive(&mut service))
+    }
 }
 
 fn concurrency_limit_two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("concurrency_limit_two_threads");
     let ours = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Ready);
     group.bench_function("tower-backpressure", |b| {
-        b.iter_custom(|requests| together(&ours, requests));
+        b.iter_custom(|requests| together(requests, clones(&ours)));
     });
     let towers = tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
     group.bench_function("tower", |b| {
-        b.iter_custom(|requests| together(&towers, requests));
+        b.iter_custom(|requests| together(requests, clones(&towers)));
     });
     group.finish();
 }
 
-criterion_group!(benches, concurrency_limit_two_threads);
+fn rate_limit_two_threads(c: &mut Criterion) {
+    let mut group = c.benchmark_group("rate_limit_two_threads");
+    let layer = tower_backpressure::RateLimitLayer::new(rate());
+    let ours = layer.layer(Ready);
+    group.bench_function("tower-backpressure", |b| {
+        b.iter_custom(|requests| together(requests, clones(&ours)));
+    });
+    let handle = layer.handle();
+    group.bench_function("tower-backpressure-direct", |b| {
+        b.iter_custom(|requests| together(requests, |_| || handle.try_acquire(1).is_ok()));
+    });
+    let governor = governor::RateLimiter::direct_with_clock(governor_quota(), TokioClock);
+    group.bench_function("governor", |b| {
+        b.iter_custom(|requests| together(requests, |_| || governor.check().is_ok()));
+    });
+    group.finish();
+}
+
+/// 10 000 keys, the same for both threads, which start at different ones.
+fn rate_limit_keyed_two_threads(c: &mut Criterion) {
+    const KEYS: u64 = 10_000;
+    let mut group = c.benchmark_group("rate_limit_keyed_two_threads");
+    let layer = tower_backpressure::KeyedRateLimitLayer::new(rate(), |key: &u64| Some(*key));
+    let handle = layer.handle();
+    (0..KEYS).for_each(|key| assert!(handle.try_acquire(&key).is_ok()));
+    let keys = |thread| (0..KEYS).cycle().skip((thread * KEYS / 2) as usize);
+    group.bench_function("tower-backpressure-direct", |b| {
+        b.iter_custom(|requests| {
+            together(requests, |thread| {
+                let (mut keys, handle) = (keys(thread), &handle);
+                move || handle.try_acquire(&keys.next().expect("endless")).is_ok()
+            })
+        });
+    });
+    let governor: Keyed = governor::RateLimiter::new(
+        governor_quota(),
+        governor::state::keyed::DashMapStateStore::default(),
+        TokioClock,
+    );
+    (0..KEYS).for_each(|key| assert!(governor.check_key(&key).is_ok()));
+    group.bench_function("governor", |b| {
+        b.iter_custom(|requests| {
+            together(requests, |thread| {
+                let (mut keys, governor) = (keys(thread), &governor);
+                move || governor.check_key(&keys.next().expect("endless")).is_ok()
+            })
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(
+    benches,
+    concurrency_limit_two_threads,
+    rate_limit_two_threads,
+    rate_limit_keyed_two_threads
+);
 criterion_main!(benches);

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Ready, TokioClock, drive, governor_quota, noop, rate};
+use common::{Keyed, Ready, TokioClock, drive, drive_with, governor_quota, noop, rate};
 use criterion::{Criterion, criterion_group, criterion_main};
 use tower::{Layer, Service, ServiceExt};
 
@@ -117,6 +117,33 @@ fn rate_limit_shared(c: &mut Criterion) {
     group.finish();
 }
 
+/// 10 000 keys, one after another. governor is checked directly; `direct` is the same here.
+fn rate_limit_keyed(c: &mut Criterion) {
+    const KEYS: u64 = 10_000;
+    let mut group = c.benchmark_group("rate_limit_keyed");
+    let mut next = (0..KEYS).cycle();
+    let layer = tower_backpressure::KeyedRateLimitLayer::new(rate(), |key: &u64| Some(*key));
+    let handle = layer.handle();
+    (0..KEYS).for_each(|key| assert!(handle.try_acquire(&key).is_ok()));
+    let mut ours = layer.layer(Ready);
+    group.bench_function("tower-backpressure", |b| {
+        b.iter(|| drive_with(&mut ours, next.next().expect("endless")));
+    });
+    group.bench_function("tower-backpressure-direct", |b| {
+        b.iter(|| handle.try_acquire(&next.next().expect("endless")).is_ok());
+    });
+    let governor: Keyed = governor::RateLimiter::new(
+        governor_quota(),
+        governor::state::keyed::DashMapStateStore::default(),
+        TokioClock,
+    );
+    (0..KEYS).for_each(|key| assert!(governor.check_key(&key).is_ok()));
+    group.bench_function("governor", |b| {
+        b.iter(|| governor.check_key(&next.next().expect("endless")).is_ok());
+    });
+    group.finish();
+}
+
 /// The same on the processor's time stamp counter.
 #[cfg(feature = "quanta")]
 fn rate_limit_tsc(c: &mut Criterion) {
@@ -147,6 +174,7 @@ criterion_group!(
     load_shed_reject_cloned,
     rate_limit,
     rate_limit_shared,
+    rate_limit_keyed,
     rate_limit_tsc
 );
 criterion_main!(benches);

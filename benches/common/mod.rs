@@ -39,11 +39,19 @@ pub fn drive<S>(service: &mut S) -> bool
 where
     S: Service<u64, Response = u64>,
 {
+    drive_with(service, black_box(1))
+}
+
+#[inline]
+pub fn drive_with<S>(service: &mut S, request: u64) -> bool
+where
+    S: Service<u64, Response = u64>,
+{
     let mut cx = noop();
     let Poll::Ready(Ok(())) = service.poll_ready(&mut cx) else {
         panic!("not ready")
     };
-    match pin!(service.call(black_box(1))).poll(&mut cx) {
+    match pin!(service.call(request)).poll(&mut cx) {
         Poll::Ready(result) => result.is_ok(),
         Poll::Pending => panic!("pending"),
     }
@@ -81,3 +89,11 @@ fn burst() -> std::num::NonZeroU32 {
 pub fn rate() -> tower_backpressure::Rate {
     tower_backpressure::Rate::per_second(1).burst(SAVED_UP.into())
 }
+
+/// governor's keyed limiter, on tokio's clock.
+pub type Keyed = governor::RateLimiter<
+    u64,
+    governor::state::keyed::DashMapStateStore<u64>,
+    TokioClock,
+    governor::middleware::NoOpMiddleware<std::time::Instant>,
+>;

@@ -12,6 +12,9 @@ use crate::{
 /// common use, few enough that a standing queue is refused in time.
 const DEFAULT_MAX_WAITING: usize = 1024;
 
+/// Where the wait is known exactly: so that nobody is told to come back at once.
+pub(crate) const SHORTEST_RETRY_AFTER: Duration = Duration::from_nanos(1);
+
 const NO_BOUND: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -24,6 +27,7 @@ pub(crate) struct Bounds {
     at_limit: AtomicU64,
     queue_full: AtomicU64,
     wait_timeout: AtomicU64,
+    quota: AtomicU64,
 }
 
 /// How many requests a limiter refused, by [`Reason`].
@@ -38,12 +42,14 @@ pub struct Rejected {
     /// Refused because the wait was, or would have been, longer than `max_wait`:
     /// [`Reason::WaitTimeout`].
     pub wait_timeout: u64,
+    /// Refused because the client's own quota was used up: [`Reason::Quota`].
+    pub quota: u64,
 }
 
 impl Rejected {
     /// All of them together.
     pub fn total(&self) -> u64 {
-        self.at_limit + self.queue_full + self.wait_timeout
+        self.at_limit + self.queue_full + self.wait_timeout + self.quota
     }
 }
 
@@ -58,6 +64,7 @@ impl Bounds {
             at_limit: AtomicU64::new(0),
             queue_full: AtomicU64::new(0),
             wait_timeout: AtomicU64::new(0),
+            quota: AtomicU64::new(0),
         }
     }
 
@@ -96,6 +103,7 @@ impl Bounds {
         let count = match reason {
             Reason::QueueFull => &self.queue_full,
             Reason::WaitTimeout => &self.wait_timeout,
+            Reason::Quota => &self.quota,
             _ => &self.at_limit,
         };
         count.fetch_add(1, Relaxed)
@@ -106,6 +114,7 @@ impl Bounds {
             at_limit: self.at_limit.load(Relaxed),
             queue_full: self.queue_full.load(Relaxed),
             wait_timeout: self.wait_timeout.load(Relaxed),
+            quota: self.quota.load(Relaxed),
         }
     }
 }

@@ -20,7 +20,7 @@ mod models;
 use std::{fmt, task::Waker, time::Duration};
 
 use super::{
-    bounds::{Bounds, Rejected},
+    bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
     claim::{Entered, Limiter},
     queue::{Queue, Ticket},
 };
@@ -32,9 +32,6 @@ use crate::{
 
 const QUEUED: u64 = 1;
 const ONE: u64 = 2;
-
-/// So that a caller is never told to come back at once.
-const SHORTEST_RETRY_AFTER: Duration = Duration::from_nanos(1);
 
 #[repr(C)]
 pub(crate) struct Bucket {
@@ -134,7 +131,7 @@ impl Bucket {
     }
 
     /// How long until `n` tokens are there that are not now.
-    fn wait(&self, n: u64) -> Duration {
+    pub(crate) fn wait(&self, n: u64) -> Duration {
         let spent = self.spent(self.word.load(Relaxed));
         let wait = self.refill.load().wait(spent, self.clock.nanos(), n);
         Duration::from_nanos(wait)

@@ -15,6 +15,7 @@ pub(crate) mod bounds;
 pub(crate) mod bucket;
 pub(crate) mod claim;
 pub(crate) mod gate;
+pub(crate) mod keyed_buckets;
 pub(crate) mod permit;
 mod queue;
 pub(crate) mod response;

@@ -137,8 +137,53 @@ impl Refill {
 /// A bucket of one's own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
-    pub(crate) refill: Refill,
-    pub(crate) spent: u64,
+    refill: Refill,
+    spent: u64,
+}
+
+impl TokenBucket {
+    /// A full one at `now`.
+    pub(crate) fn new(refill: Refill, now: u64) -> Self {
+        Self {
+            refill: Refill {
+                origin: now,
+                ..refill
+            },
+            spent: 0,
+        }
+    }
+
+    /// What it has spent when one more token is taken, to be [spent](Self::spend); else how long it
+    /// is until there is one.
+    pub(crate) fn take(&self, now: u64) -> Result<u64, u64> {
+        let then = self.refill.take(self.spent, now, 1);
+        then.ok_or_else(|| self.refill.wait(self.spent, now, 1))
+    }
+
+    pub(crate) fn spend(&mut self, then: u64) {
+        self.spent = then;
+    }
+
+    /// A full one has nothing to remember.
+    pub(crate) fn is_full(&self, now: u64) -> bool {
+        self.tokens(now) == self.refill.burst
+    }
+
+    pub(crate) fn tokens(&self, now: u64) -> u64 {
+        self.refill.tokens(self.spent, now)
+    }
+
+    /// Leaves at most so many tokens in it.
+    pub(crate) fn leave(&mut self, tokens: u64, now: u64) {
+        let most = self.refill.made(now).saturating_sub(tokens);
+        self.spent = self.spent.max(most);
+    }
+
+    /// Changes the rate. What is in the bucket stays in it, but for what no longer fits.
+    pub(crate) fn set_refill(&mut self, refill: Refill, now: u64) {
+        self.spent = self.refill.settled(self.spent, now);
+        self.refill = refill.following(&self.refill, now);
+    }
 }
 
 #[cfg(all(test, not(backpressure_loom)))]

@@ -19,7 +19,9 @@ use std::time::Duration;
 
 use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
-use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer, Rate, RateLimitLayer};
+use tower_backpressure::{
+    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer,
+};
 
 /// What a layer makes of a second request while one is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +111,11 @@ contract! {
     load_shed_over_rate_limit: IsServedOrShed, ServiceBuilder::new()
         .layer(LoadShedLayer::new())
         .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)));
+    keyed_rate_limit: IsServed,
+        KeyedRateLimitLayer::new(Rate::per_second(1_000_000_000), |request: &u32| Some(*request));
+    keyed_rate_limit_over_concurrency_limit: Waits, ServiceBuilder::new()
+        .layer(KeyedRateLimitLayer::new(Rate::per_second(1_000_000_000), |request: &u32| Some(*request)))
+        .layer(ConcurrencyLimitLayer::new(1));
     rate_limit_and_concurrency_limit: Waits, ServiceBuilder::new()
         .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)))
         .layer(ConcurrencyLimitLayer::new(1));

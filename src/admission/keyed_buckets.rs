@@ -1,0 +1,310 @@
+//! A token bucket for each key, in bounded memory.
+//!
+//! Keys are known by a fingerprint: 128 bits of a hash (SipHash) that is seeded at random for each map.
+//! So what a key costs does not depend on how long it is, and nobody who does not know the seed can find
+//! two that share a bucket (by chance: one in 10²⁸ for 100 000 keys).
+//!
+//! A bucket that is full again remembers nothing, so it can be forgotten and made anew: that is the
+//! only way in which a key leaves the map. When the map is full of keys whose buckets are not, keys
+//! that are new share one with each other, one for each shard. A key that moves from there into the map
+//! takes along no more tokens than it found there.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use super::{
+    bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
+    bucket::Bucket,
+    claim::Limiter,
+};
+use crate::{
+    Clock, Overloaded, Rate, Reason,
+    algorithm::token_bucket::TokenBucket,
+    sync::{AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock},
+};
+
+/// Enough that a few dozen threads seldom meet.
+const SHARDS: usize = 32;
+
+/// Under a flood of new keys a full shard is searched for buckets that are full again so often, in
+/// nanoseconds: 100 000 keys are gone through in about a millisecond, so that takes a tenth of a core.
+const SWEEP_EVERY: u64 = 10_000_000;
+
+/// What a key is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint(u128);
+
+#[derive(Debug)]
+pub(crate) struct KeyedBuckets {
+    hasher: RandomState,
+    shards: [Mutex<Shard>; SHARDS],
+    /// For those without a key: it has no buckets but the shared one.
+    anonymous: Mutex<Shard>,
+    /// For all keys together.
+    pub(crate) global: OnceLock<Bucket>,
+    rate: Mutex<Rate>,
+    clock: Clock,
+    max_keys: AtomicUsize,
+    keys: AtomicUsize,
+    overflowed: AtomicU64,
+    pub(crate) bounds: Bounds,
+}
+
+#[derive(Debug)]
+struct Shard {
+    buckets: HashMap<u128, Own, BuildHasherDefault<Uniform>>,
+    /// For those that have none of their own.
+    shared: TokenBucket,
+    /// Whether any of those may have to do with less than a full bucket.
+    drawn_on: bool,
+    swept_at: u64,
+    admitted: u64,
+}
+
+#[derive(Debug)]
+struct Own {
+    bucket: TokenBucket,
+    /// Whether it has the rate of all, and changes with it.
+    common_rate: bool,
+}
+
+/// The state of a keyed rate limit at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The rate of each key that has none of its own.
+    pub rate: Rate,
+    /// How many keys have a bucket.
+    pub keys: usize,
+    /// How many keys may have one.
+    pub max_keys: usize,
+    /// How many requests had to share an overflow bucket so far.
+    pub overflowed: u64,
+    /// How many requests were admitted so far.
+    pub admitted: u64,
+    /// How many were refused so far, and why: [`Reason::Quota`] by their key's own bucket,
+    /// [`Reason::AtLimit`] by the global rate or an overflow bucket.
+    pub rejected: Rejected,
+}
+
+impl KeyedBuckets {
+    pub(crate) fn new(rate: Rate, clock: Clock) -> Self {
+        let now = clock.nanos();
+        let shard = || {
+            Mutex::new(Shard {
+                buckets: HashMap::default(),
+                shared: TokenBucket::new(rate.refill(), now),
+                drawn_on: false,
+                swept_at: 0,
+                admitted: 0,
+            })
+        };
+        Self {
+            hasher: RandomState::new(),
+            shards: std::array::from_fn(|_| shard()),
+            anonymous: shard(),
+            global: OnceLock::new(),
+            rate: Mutex::new(rate),
+            clock,
+            max_keys: AtomicUsize::new(100_000),
+            keys: AtomicUsize::new(0),
+            overflowed: AtomicU64::new(0),
+            bounds: Bounds::new("keyed_rate_limit"),
+        }
+    }
+
+    pub(crate) fn fingerprint<K: Hash + ?Sized>(&self, key: &K) -> Fingerprint {
+        // The hash of the key, and that of the key with a byte behind it: the bulk of the work is done
+        // once, and the two have nothing to do with each other.
+        let mut hasher = self.hasher.build_hasher();
+        key.hash(&mut hasher);
+        let high = u128::from(hasher.finish());
+        hasher.write_u8(0xff);
+        Fingerprint(high << 64 | u128::from(hasher.finish()))
+    }
+
+    /// Takes a token of that key's, and one of everybody's, or neither. `rate` is asked when the key is
+    /// new; where it gives none, it is the rate of all.
+    pub(crate) fn take(
+        &self,
+        key: Option<Fingerprint>,
+        rate: impl FnOnce() -> Option<Rate>,
+    ) -> Result<(), Box<Overloaded>> {
+        let now = self.clock.nanos();
+        let mut shard = lock(match key {
+            Some(Fingerprint(key)) => self.shard(key),
+            None => &self.anonymous,
+        });
+        let taken = match key {
+            None => self.take_from(&mut shard.shared, now, Reason::Quota),
+            Some(Fingerprint(key)) => match shard.buckets.get_mut(&key) {
+                Some(own) => self.take_from(&mut own.bucket, now, Reason::Quota),
+                None => self.take_new(&mut shard, key, now, rate),
+            },
+        };
+        shard.admitted += u64::from(taken.is_ok());
+        taken
+    }
+
+    /// For a key that has no bucket: makes one if there may be another.
+    #[cold]
+    fn take_new(
+        &self,
+        shard: &mut Shard,
+        key: u128,
+        now: u64,
+        rate: impl FnOnce() -> Option<Rate>,
+    ) -> Result<(), Box<Overloaded>> {
+        if !self.reserve_key() {
+            self.sweep(shard, now);
+            if !self.reserve_key() {
+                self.overflowed.fetch_add(1, Relaxed);
+                shard.drawn_on = true;
+                return self.take_from(&mut shard.shared, now, Reason::AtLimit);
+            }
+        }
+        let own_rate = rate();
+        let rate = own_rate.unwrap_or_else(|| *lock(&self.rate));
+        let mut bucket = TokenBucket::new(rate.refill(), now);
+        shard.drawn_on &= !shard.shared.is_full(now);
+        if shard.drawn_on {
+            bucket.leave(shard.shared.tokens(now), now); // it may have done so itself
+        }
+        let taken = self.take_from(&mut bucket, now, Reason::Quota);
+        let common_rate = own_rate.is_none();
+        shard.buckets.insert(
+            key,
+            Own {
+                bucket,
+                common_rate,
+            },
+        );
+        taken
+    }
+
+    /// A token of this bucket and one of everybody's, or neither.
+    fn take_from(
+        &self,
+        bucket: &mut TokenBucket,
+        now: u64,
+        reason: Reason,
+    ) -> Result<(), Box<Overloaded>> {
+        let (reason, wait) = match bucket.take(now) {
+            Err(wait) => (reason, Duration::from_nanos(wait)),
+            Ok(then) => match self.global.get() {
+                Some(global) if !global.try_admit(1) => (Reason::AtLimit, global.wait(1)),
+                _ => {
+                    bucket.spend(then);
+                    return Ok(());
+                }
+            },
+        };
+        self.bounds.count(reason);
+        let retry_after = wait.max(SHORTEST_RETRY_AFTER);
+        Err(Box::new(Overloaded::new(
+            self.bounds.name(),
+            reason,
+            retry_after,
+        )))
+    }
+
+    /// Counts one more key, if there may be another.
+    fn reserve_key(&self) -> bool {
+        let max_keys = self.max_keys.load(Relaxed);
+        let more = |keys| (keys < max_keys).then_some(keys + 1);
+        self.keys.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// Forgets keys whose buckets are full again: of this shard, and of the others that nobody uses
+    /// just now.
+    fn sweep(&self, shard: &mut Shard, now: u64) {
+        let mut forgotten = shard.sweep(now);
+        if forgotten == 0 {
+            let others = self.shards.iter().filter_map(|other| other.try_lock().ok());
+            forgotten = others.map(|mut other| other.sweep(now)).sum();
+        }
+        self.keys.fetch_sub(forgotten, Relaxed);
+    }
+
+    /// For all keys but those that have a rate of their own.
+    pub(crate) fn set_rate(&self, rate: Rate) {
+        *lock(&self.rate) = rate;
+        let refill = rate.refill();
+        for shard in self.shards.iter().chain([&self.anonymous]) {
+            let mut shard = lock(shard);
+            let now = self.clock.nanos();
+            shard.shared.set_refill(refill, now);
+            for own in shard.buckets.values_mut().filter(|own| own.common_rate) {
+                own.bucket.set_refill(refill, now);
+            }
+        }
+    }
+
+    pub(crate) fn set_max_keys(&self, max_keys: usize) {
+        self.max_keys.store(max_keys, Relaxed);
+    }
+
+    /// What is left of a key's quota.
+    pub(crate) fn tokens(&self, Fingerprint(key): Fingerprint) -> Option<u64> {
+        let now = self.clock.nanos();
+        let shard = lock(self.shard(key));
+        shard.buckets.get(&key).map(|own| own.bucket.tokens(now))
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            rate: *lock(&self.rate),
+            keys: self.keys.load(Relaxed),
+            max_keys: self.max_keys.load(Relaxed),
+            overflowed: self.overflowed.load(Relaxed),
+            admitted: (self.shards.iter().chain([&self.anonymous]))
+                .map(|shard| lock(shard).admitted)
+                .sum(),
+            rejected: self.bounds.rejected(),
+        }
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn shard(&self, key: u128) -> &Mutex<Shard> {
+        // Not the bits that the shard's own map looks at first.
+        &self.shards[(key >> 64) as usize % SHARDS]
+    }
+}
+
+impl Shard {
+    /// Forgets the keys whose buckets are full again; says how many. Not too often.
+    fn sweep(&mut self, now: u64) -> usize {
+        if now.saturating_sub(self.swept_at) < SWEEP_EVERY {
+            return 0;
+        }
+        self.swept_at = now;
+        let before = self.buckets.len();
+        self.buckets.retain(|_, own| !own.bucket.is_full(now));
+        before - self.buckets.len()
+    }
+}
+
+/// A fingerprint is a hash already.
+#[derive(Default)]
+struct Uniform(u64);
+
+impl Hasher for Uniform {
+    fn write_u128(&mut self, fingerprint: u128) {
+        self.0 = fingerprint as u64;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("fingerprints are u128")
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

@@ -1,0 +1,316 @@
+//! A rate for each client: so many requests in so much time for each address, API key or tenant.
+//!
+//! ```
+//! use std::net::{IpAddr, Ipv4Addr};
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_backpressure::{BoxError, KeyedRateLimitLayer, Overloaded, Rate, Reason};
+//!
+//! struct Request { from: IpAddr }
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), BoxError> {
+//! let mut service = ServiceBuilder::new()
+//!     .layer(KeyedRateLimitLayer::new(
+//!         Rate::per_second(10).burst(1),
+//!         |request: &Request| Some(request.from),
+//!     ))
+//!     .service(service_fn(|_: Request| async { Ok::<_, BoxError>("served") }));
+//!
+//! let [alice, bob] = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 0, 0, host)));
+//! assert!(service.ready().await?.call(Request { from: alice }).await.is_ok());
+//! assert!(service.ready().await?.call(Request { from: bob }).await.is_ok());
+//!
+//! let error = service.ready().await?.call(Request { from: alice }).await.unwrap_err();
+//! let refused = Overloaded::find(error.as_ref()).unwrap();
+//! assert_eq!(refused.reason(), Reason::Quota); // hers is used up: 429 rather than 503
+//! assert_eq!(refused.retry_after().as_millis(), 100);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # When to use it
+//! To hold each client to its quota. It does not keep the server from being overloaded by many clients
+//! that each keep to theirs: give it a [global rate](KeyedRateLimitLayer::global), or a
+//! [concurrency limit](crate::concurrency_limit) inside.
+//!
+//! # Behaviour
+//! The key is whatever a function makes of the request: anything that can be hashed. Take it from
+//! something that the client cannot choose, such as a verified identity or the peer's address: whoever
+//! can make up keys has as many quotas as keys. Requests without a key (`None`) share one bucket.
+//!
+//! Each key has a [token bucket](crate::rate_limit) of its own, which is full at first. A request
+//! without a token is refused in `call`; nothing waits, so it is the same under a
+//! [`LoadShedLayer`](crate::LoadShedLayer). Otherwise the layer is as ready as its inner service, and a
+//! refusal gives back what the inner service had reserved.
+//!
+//! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket; one takes less than 200 bytes,
+//! however long the key is. A key whose bucket is full again is forgotten, which loses nothing, when room
+//! is needed. When there is none, keys that are new share overflow buckets, each at the rate of one key,
+//! with others that are: a flood of made-up keys hurts those, and not the keys that are known.
+//!
+//! # Errors
+//! [`Overloaded`] with [`Reason::Quota`] if it is the client's own quota that is used up, and
+//! [`Reason::AtLimit`] if it is the global rate or an overflow bucket. `retry_after` is the exact
+//! time until there is a token. Errors of the inner service are passed on.
+//!
+//! # Cancellation
+//! A token is taken in `call` and is spent, whatever becomes of the request.
+//!
+//! # Cloning
+//! One layer value is one set of buckets, however often [`Layer::layer`] is called and the services
+//! are cloned.
+//!
+//! [`max_keys`]: KeyedRateLimitLayer::max_keys
+//! [`Reason::Quota`]: crate::Reason::Quota
+//! [`Reason::AtLimit`]: crate::Reason::AtLimit
+
+use std::{
+    fmt,
+    hash::Hash,
+    mem,
+    task::{Context, Poll},
+};
+
+use tower_layer::Layer;
+use tower_service::Service;
+
+pub use crate::admission::keyed_buckets::Snapshot;
+use crate::{
+    BoxError, Clock, Overloaded, Rate, ResponseFuture,
+    admission::{bucket::Bucket, keyed_buckets::KeyedBuckets},
+    sync::Arc,
+};
+
+/// A rate for each key. See the [module](self) for all of it.
+///
+/// `K` is the function that finds a request's key. The settings are the buckets', not the layer
+/// value's: they apply to everything that is made from it.
+pub struct KeyedRateLimitLayer<K> {
+    handle: Handle,
+    key: Arc<K>,
+}
+
+impl<K> KeyedRateLimitLayer<K> {
+    /// This rate for each key, where `key` is a `Fn(&Request) -> Option<impl Hash>`.
+    ///
+    /// Write the type of its argument out (`|request: &Request<Body>| …`), or the compiler does not
+    /// find it.
+    pub fn new(rate: Rate, key: K) -> Self {
+        Self::with_clock(rate, key, Clock::default())
+    }
+
+    /// The same on another clock, such as `Clock::tsc()`.
+    pub fn with_clock(rate: Rate, key: K, clock: Clock) -> Self {
+        Self {
+            handle: Handle {
+                buckets: Arc::new(KeyedBuckets::new(rate, clock)),
+            },
+            key: Arc::new(key),
+        }
+    }
+
+    /// A rate of its own for some keys: `rate_of` is a `Fn(&Key) -> Option<Rate>`, and where it gives
+    /// `None` the rate is that of all. It is asked when a key is first seen, and again when it comes
+    /// back after it was forgotten.
+    pub fn rate_of<G>(self, rate_of: G) -> KeyedRateLimitLayer<WithRate<K, G>> {
+        KeyedRateLimitLayer {
+            handle: self.handle,
+            key: Arc::new(WithRate {
+                key: self.key,
+                rate_of,
+            }),
+        }
+    }
+
+    /// At most so many keys have a bucket at once: 100 000 unless set.
+    pub fn max_keys(self, max_keys: usize) -> Self {
+        self.handle.buckets.set_max_keys(max_keys);
+        self
+    }
+
+    /// A rate for all keys together. A request takes a token of its key's and one of everybody's, or
+    /// neither. The first global rate given stays.
+    pub fn global(self, rate: Rate) -> Self {
+        let buckets = &self.handle.buckets;
+        let global = || Bucket::new("keyed_rate_limit", rate, buckets.clock().clone());
+        buckets.global.get_or_init(global);
+        self
+    }
+
+    /// A name of its own, for [`Overloaded::layer`]. The first name given stays.
+    pub fn name(self, name: &'static str) -> Self {
+        self.handle.buckets.bounds.set_name(name);
+        self
+    }
+
+    /// A handle on these buckets.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+}
+
+impl<S, K> Layer<S> for KeyedRateLimitLayer<K> {
+    type Service = KeyedRateLimit<S, K>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        KeyedRateLimit {
+            inner,
+            limit: self.clone(),
+        }
+    }
+}
+
+impl<K> Clone for KeyedRateLimitLayer<K> {
+    fn clone(&self) -> Self {
+        Self {
+            handle: self.handle.clone(),
+            key: Arc::clone(&self.key),
+        }
+    }
+}
+
+impl<K> fmt::Debug for KeyedRateLimitLayer<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeyedRateLimitLayer")
+            .field(&self.handle.snapshot())
+            .finish()
+    }
+}
+
+/// A service with a limited rate for each key. Made by [`KeyedRateLimitLayer`].
+#[derive(Debug)]
+pub struct KeyedRateLimit<S, K> {
+    inner: S,
+    limit: KeyedRateLimitLayer<K>,
+}
+
+impl<S, R, K> Service<R> for KeyedRateLimit<S, K>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+    K: Key<R>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = ResponseFuture<S::Future, ()>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        match self.limit.key.take(&self.limit.handle, &request) {
+            Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
+            Err(overloaded) => {
+                // What the inner service has reserved for this request goes with the one it is in.
+                let fresh = self.inner.clone();
+                drop(mem::replace(&mut self.inner, fresh));
+                ResponseFuture::refused(overloaded)
+            }
+        }
+    }
+}
+
+impl<S: Clone, K> Clone for KeyedRateLimit<S, K> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            limit: self.limit.clone(),
+        }
+    }
+}
+
+/// What finds a request's key: a `Fn(&Request) -> Option<impl Hash>`, with or without
+/// [`rate_of`](KeyedRateLimitLayer::rate_of).
+pub trait Key<R>: sealed::Key<R> {}
+
+impl<R, K: sealed::Key<R>> Key<R> for K {}
+
+/// A function that finds the key, and one that finds the key's rate.
+#[derive(Debug)]
+pub struct WithRate<K, G> {
+    key: Arc<K>,
+    rate_of: G,
+}
+
+mod sealed {
+    use super::*;
+
+    pub trait Key<R> {
+        /// Takes a token for this request.
+        fn take(&self, limit: &Handle, request: &R) -> Result<(), Box<Overloaded>>;
+    }
+
+    impl<R, K, F> Key<R> for F
+    where
+        F: Fn(&R) -> Option<K>,
+        K: Hash,
+    {
+        fn take(&self, limit: &Handle, request: &R) -> Result<(), Box<Overloaded>> {
+            let buckets = &limit.buckets;
+            let key = self(request).map(|key| buckets.fingerprint(&key));
+            buckets.take(key, || None)
+        }
+    }
+
+    impl<R, K, F, G> Key<R> for WithRate<F, G>
+    where
+        F: Fn(&R) -> Option<K>,
+        K: Hash,
+        G: Fn(&K) -> Option<Rate>,
+    {
+        fn take(&self, limit: &Handle, request: &R) -> Result<(), Box<Overloaded>> {
+            let buckets = &limit.buckets;
+            let key = (self.key)(request);
+            let fingerprint = key.as_ref().map(|key| buckets.fingerprint(key));
+            buckets.take(fingerprint, || (self.rate_of)(key.as_ref()?))
+        }
+    }
+}
+
+/// Looks at a keyed rate limit and changes it while it is in use; takes tokens for code that is no
+/// tower service.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    buckets: Arc<KeyedBuckets>,
+}
+
+impl Handle {
+    /// The state of the rate limit now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.buckets.snapshot()
+    }
+
+    /// Changes the rate of all keys but those that have one of their own. The tokens in their buckets
+    /// stay, but for those that no longer fit; no fresh burst is granted.
+    ///
+    /// It goes through all keys, so it is not for every request.
+    pub fn set_rate(&self, rate: Rate) {
+        self.buckets.set_rate(rate);
+    }
+
+    /// Changes how many keys may have a bucket. Those that have one keep it until it is full again.
+    pub fn set_max_keys(&self, max_keys: usize) {
+        self.buckets.set_max_keys(max_keys);
+    }
+
+    /// Takes a token of this key's. A new key gets the rate of all.
+    ///
+    /// Keys are the same if their hashes are, so use the type that the layer's function gives, or one
+    /// that hashes alike (`&str` and `String` do).
+    ///
+    /// # Errors
+    /// As a request with this key would be refused.
+    pub fn try_acquire<K: Hash + ?Sized>(&self, key: &K) -> Result<(), Overloaded> {
+        let key = self.buckets.fingerprint(key);
+        self.buckets
+            .take(Some(key), || None)
+            .map_err(|refused| *refused)
+    }
+
+    /// How many tokens a key has left; `None` if nothing is known of it, so that its bucket is full.
+    pub fn tokens<K: Hash + ?Sized>(&self, key: &K) -> Option<u64> {
+        self.buckets.tokens(self.buckets.fingerprint(key))
+    }
+}

@@ -1,0 +1,353 @@
+//! A rate for each key: keys apart, memory bounded, nothing gained by being forgotten.
+
+mod support;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use proptest::prelude::*;
+use support::*;
+use tokio::time;
+use tower::{Layer, Service, ServiceBuilder};
+use tower_backpressure::{
+    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, Reason,
+    keyed_rate_limit::Handle,
+};
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Requests are their own keys; 0 has none.
+fn key(request: &u32) -> Option<u32> {
+    Some(*request).filter(|&key| key != 0)
+}
+
+fn layer(rate: Rate) -> KeyedRateLimitLayer<fn(&u32) -> Option<u32>> {
+    KeyedRateLimitLayer::new(rate, key)
+}
+
+fn drain(handle: &Handle, key: u32) -> usize {
+    std::iter::from_fn(|| handle.try_acquire(&key).ok()).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_key_has_a_bucket_of_its_own() {
+    let handle = layer(Rate::per_second(10).burst(3)).handle();
+    for key in 1..100 {
+        assert_eq!(drain(&handle, key), 3);
+    }
+    time::advance(ms(100)).await;
+    assert_eq!(drain(&handle, 5), 1);
+    assert_eq!(handle.tokens(&5), Some(0));
+    assert_eq!(handle.tokens(&6), Some(1));
+    assert_eq!(handle.tokens(&1000), None);
+    assert_eq!(handle.snapshot().keys, 99);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_out_of_call_and_tells_whose_fault_it_is_and_when_to_come_back() {
+    let layer = layer(Rate::per_second(10).burst(1)).name("api");
+    let probe = Probe::new();
+    let mut service = layer.layer(probe.clone());
+    for expected in [None, Some(Reason::Quota), Some(Reason::Quota)] {
+        assert!(poll_ready(&mut service).is_ready());
+        match (finish(service.call(1)), expected) {
+            (Ok(1), None) => {}
+            (result, Some(reason)) => {
+                let refused = refusal(result);
+                assert_eq!((refused.layer(), refused.reason()), ("api", reason));
+                assert_eq!(refused.retry_after(), ms(100));
+            }
+            (result, None) => panic!("{result:?}"),
+        }
+    }
+    assert_eq!(probe.calls(), 1);
+    let snapshot = layer.handle().snapshot();
+    assert_eq!((snapshot.admitted, snapshot.rejected.quota), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_gives_back_what_the_inner_service_had_reserved() {
+    let limit = ConcurrencyLimitLayer::new(1);
+    let mut service = ServiceBuilder::new()
+        .layer(layer(Rate::per_second(10).burst(1)))
+        .layer(limit.clone())
+        .service(Probe::new());
+    assert!(poll_ready(&mut service).is_ready());
+    finish(service.call(1)).unwrap();
+    assert!(poll_ready(&mut service).is_ready());
+    assert_eq!(limit.handle().snapshot().in_flight, 1);
+    assert_refused(finish(service.call(1)), Reason::Quota);
+    assert_eq!(limit.handle().snapshot().in_flight, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_without_a_key_share_one_bucket() {
+    let layer = layer(Rate::per_second(10).burst(2));
+    let service = layer.layer(Probe::new());
+    let send = |request: u32| {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        finish(service.call(request))
+    };
+    assert!(send(0).is_ok() && send(0).is_ok());
+    assert_refused(send(0), Reason::Quota);
+    assert!(send(1).is_ok());
+    assert_eq!(layer.handle().snapshot().keys, 1);
+    assert_eq!(layer.handle().snapshot().admitted, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_may_have_a_rate_of_its_own() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let layer = layer(Rate::per_second(10).burst(2)).rate_of(move |key: &u32| {
+        count.fetch_add(1, SeqCst);
+        (*key == 7).then(|| Rate::per_second(100).burst(20))
+    });
+    let service = layer.layer(Probe::new());
+    let served = |key: u32| {
+        let serve = || {
+            let mut service = service.clone();
+            assert!(poll_ready(&mut service).is_ready());
+            finish(service.call(key)).is_ok()
+        };
+        (0..30).filter(|_| serve()).count()
+    };
+    assert_eq!((served(7), served(8)), (20, 2));
+    assert_eq!(asked.load(SeqCst), 2, "once for each key that is new");
+    // A new rate of all leaves those alone that have their own.
+    layer.handle().set_rate(Rate::per_second(1).burst(1));
+    time::advance(ms(100)).await;
+    assert_eq!((served(7), served(8)), (10, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_rate_grants_no_fresh_burst() {
+    let handle = layer(Rate::per_second(10).burst(5)).handle();
+    assert_eq!(drain(&handle, 1), 5);
+    handle.try_acquire(&2).unwrap();
+    handle.set_rate(Rate::per_second(100).burst(50));
+    assert_eq!((drain(&handle, 1), drain(&handle, 2)), (0, 4));
+    assert_eq!(drain(&handle, 3), 50, "a new key starts full");
+    time::advance(ms(100)).await;
+    assert_eq!(drain(&handle, 1), 10);
+    assert_eq!(handle.snapshot().rate, Rate::per_second(100).burst(50));
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_buckets_are_charged_or_neither() {
+    let layer = layer(Rate::per_second(1).burst(10)).global(Rate::per_second(1).burst(4));
+    let handle = layer.handle();
+    assert_eq!(drain(&handle, 1), 4, "the global bucket is empty");
+    let refused = handle.try_acquire(&1).unwrap_err();
+    assert_eq!(
+        (refused.reason(), refused.retry_after()),
+        (Reason::AtLimit, ms(1000))
+    );
+    assert_eq!(
+        handle.tokens(&1),
+        Some(6),
+        "and the key is not charged for it"
+    );
+
+    let layer = self::layer(Rate::per_second(1).burst(2)).global(Rate::per_second(1).burst(10));
+    let handle = layer.handle();
+    assert_eq!(drain(&handle, 1), 2);
+    for _ in 0..100 {
+        assert_eq!(handle.try_acquire(&1).unwrap_err().reason(), Reason::Quota);
+    }
+    let others: usize = (2..100).map(|key| drain(&handle, key)).sum();
+    assert_eq!(
+        others, 8,
+        "what key 1 was refused did not cost the others anything"
+    );
+    assert_eq!(handle.snapshot().rejected.quota, 101 + 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_load_shed_it_is_the_same() {
+    let service = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(layer(Rate::per_second(10).burst(1)))
+        .service(Probe::new());
+    let send = || {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        finish(service.call(1))
+    };
+    assert!(send().is_ok());
+    assert_refused(send(), Reason::Quota);
+}
+
+// Bounded memory.
+
+#[tokio::test(start_paused = true)]
+async fn past_the_bound_new_keys_share_a_bucket_and_known_ones_are_not_touched() {
+    let handle = layer(Rate::per_second(1).burst(5)).max_keys(10).handle();
+    for key in 1..=10 {
+        handle.try_acquire(&key).unwrap();
+    }
+    // A flood of keys: 32 shards, so at most 32 shared buckets of 5.
+    let flood: usize = (1000..11_000)
+        .filter(|key| handle.try_acquire(key).is_ok())
+        .count();
+    assert!(flood <= 32 * 5, "{flood}");
+    let snapshot = handle.snapshot();
+    assert_eq!((snapshot.keys, snapshot.overflowed), (10, 10_000));
+    assert_eq!(snapshot.rejected.at_limit, 10_000 - flood as u64);
+    assert_eq!(snapshot.rejected.quota, 0);
+    for key in 1..=10 {
+        assert_eq!(handle.tokens(&key), Some(4), "key {key}");
+        assert_eq!(drain(&handle, key), 4);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_forgotten_only_when_its_bucket_is_full_again() {
+    let handle = layer(Rate::per_second(1).burst(5)).max_keys(2).handle();
+    assert_eq!(drain(&handle, 1), 5);
+    handle.try_acquire(&2).unwrap();
+    time::advance(ms(1000)).await;
+    // Key 2 is full again, so key 3 takes its place; key 1 is not, so it stays.
+    handle.try_acquire(&3).unwrap();
+    assert_eq!((handle.tokens(&2), handle.tokens(&3)), (None, Some(4)));
+    assert_eq!(drain(&handle, 1), 1);
+    assert_eq!(handle.snapshot().keys, 2);
+    assert_eq!(handle.snapshot().overflowed, 0);
+}
+
+/// Evicting by age or use, as a cache does, would let a client in with a full bucket again and again.
+#[tokio::test(start_paused = true)]
+async fn no_key_gains_tokens_by_a_flood_of_others() {
+    let handle = layer(Rate::per_second(1).burst(5)).max_keys(100).handle();
+    assert_eq!(drain(&handle, 1), 5);
+    for round in 1..=4u32 {
+        for key in 0..1000 {
+            let _ = handle.try_acquire(&(round * 1000 + key));
+        }
+        time::advance(ms(1000)).await;
+        assert_eq!(drain(&handle, 1), 1, "round {round}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_moves_out_of_a_shared_bucket_brings_no_full_one() {
+    let handle = layer(Rate::per_second(1).burst(5)).max_keys(1).handle();
+    handle.try_acquire(&1).unwrap();
+    let shared = drain(&handle, 2);
+    assert_eq!(shared, 5);
+    time::advance(ms(1000)).await; // key 1 is full again and may be forgotten
+    assert_eq!(
+        drain(&handle, 2),
+        1,
+        "what one second brought, not a fresh burst"
+    );
+    assert_eq!(
+        handle.tokens(&2),
+        Some(0),
+        "and it has a bucket of its own now"
+    );
+}
+
+thread_local! {
+    static BYTES: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+fn count(bytes: isize) {
+    BYTES.set(BYTES.get() + bytes);
+    PEAK.set(PEAK.get().max(BYTES.get()));
+}
+
+// SAFETY: all work is left to the system's allocator; counting touches only cells of this thread,
+// which neither allocate nor have destructors.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Counted by the allocator: what stays, and what there was at most.
+#[test]
+fn a_million_keys_stay_within_the_stated_memory() {
+    let before = BYTES.get();
+    PEAK.set(before);
+    let handle = layer(Rate::per_hour(1).burst(2)).handle();
+    let long = "x".repeat(100);
+    for key in 0..1_000_000u32 {
+        let _ = handle.try_acquire(&(key, &long)); // what they are long does not count
+    }
+    let snapshot = handle.snapshot();
+    assert_eq!((snapshot.keys, snapshot.overflowed), (100_000, 900_000));
+    let (kept, peak) = (BYTES.get() - before, PEAK.get() - before);
+    assert!(kept <= 200 * 100_000, "{kept} bytes kept");
+    assert!(peak <= 200 * 100_000, "{peak} bytes at the most");
+}
+
+#[test]
+fn an_accepted_request_allocates_nothing_and_a_refused_one_only_its_error() {
+    let layer = layer(Rate::per_hour(1).burst(1000)).global(Rate::per_hour(1).burst(2000));
+    let mut service = layer.layer(Probe::new());
+    layer.handle().try_acquire(&1).unwrap();
+    let before = BYTES.get();
+    PEAK.set(before);
+    for _ in 0..999 {
+        layer.handle().try_acquire(&1).unwrap();
+    }
+    assert_eq!((BYTES.get(), PEAK.get()), (before, before));
+    assert!(poll_ready(&mut service).is_ready());
+    let refused = service.call(1);
+    let error = size_of::<tower_backpressure::Overloaded>() as isize;
+    assert_eq!(PEAK.get() - before, error);
+    drop(refused);
+    assert_eq!(BYTES.get(), before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Below the bound a key fares exactly as if it were alone.
+    #[test]
+    fn keys_do_not_affect_each_other_below_the_bound(
+        steps in prop::collection::vec((0..40u64, 1..6u32), 1..300),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let rate = Rate::per_second(40).burst(3);
+            let together = layer(rate).max_keys(5).handle();
+            let alone: Vec<Handle> = (0..6).map(|_| layer(rate).handle()).collect();
+            for (pause, key) in steps {
+                time::advance(ms(pause)).await;
+                let expected = alone[key as usize].try_acquire(&key);
+                let served = together.try_acquire(&key);
+                assert_eq!(served.map_err(|e| e.retry_after()), expected.map_err(|e| e.retry_after()));
+            }
+        });
+    }
+}
