@@ -39,9 +39,13 @@
 //! can make up keys has as many quotas as keys. Requests without a key (`None`) share one bucket.
 //!
 //! Each key has a [token bucket](crate::rate_limit) of its own, which is full at first. A request
-//! without a token is refused in `call`; nothing waits, so it is the same under a
-//! [`LoadShedLayer`](crate::LoadShedLayer). Otherwise the layer is as ready as its inner service, and a
-//! refusal gives back what the inner service had reserved.
+//! without a token is refused in `call`, which gives back what the inner service had reserved. The layer
+//! itself is as ready as its inner service, so under a [`LoadShedLayer`](crate::LoadShedLayer) it is the
+//! same.
+//!
+//! With [`max_wait`] a request whose token is there within that time waits for it, in its response
+//! future and in line with the others of its key; then it waits for the inner service to be ready, and
+//! is sent. So at most `rate · max_wait` requests of a key wait.
 //!
 //! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket; one takes less than 200 bytes,
 //! however long the key is. A key whose bucket is full again is forgotten, which loses nothing, when room
@@ -54,30 +58,39 @@
 //! time until there is a token. Errors of the inner service are passed on.
 //!
 //! # Cancellation
-//! A token is taken in `call` and is spent, whatever becomes of the request.
+//! A token is taken in `call` and is spent, whatever becomes of the request. Only one that is still
+//! waited for, and behind which nobody waits, is put back.
 //!
 //! # Cloning
 //! One layer value is one set of buckets, however often [`Layer::layer`] is called and the services
 //! are cloned.
 //!
 //! [`max_keys`]: KeyedRateLimitLayer::max_keys
+//! [`max_wait`]: KeyedRateLimitLayer::max_wait
 //! [`Reason::Quota`]: crate::Reason::Quota
 //! [`Reason::AtLimit`]: crate::Reason::AtLimit
+
+mod response;
 
 use std::{
     fmt,
     hash::Hash,
     mem,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tower_layer::Layer;
 use tower_service::Service;
 
+pub use self::response::KeyedResponseFuture;
 pub use crate::admission::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, Overloaded, Rate, ResponseFuture,
-    admission::{bucket::Bucket, keyed_buckets::KeyedBuckets},
+    admission::{
+        bucket::Bucket,
+        keyed_buckets::{Fingerprint, KeyedBuckets, Taken},
+    },
     sync::Arc,
 };
 
@@ -128,7 +141,13 @@ impl<K> KeyedRateLimitLayer<K> {
         self
     }
 
-    /// A rate for all keys together. A request takes a token of its key's and one of everybody's, or
+    /// Requests wait for a token that is there within this time, rather than be refused.
+    pub fn max_wait(self, max_wait: Duration) -> Self {
+        self.handle.buckets.bounds.set_max_wait(Some(max_wait));
+        self
+    }
+
+    /// A rate for all keys together; nobody waits for that one. A request takes a token of its key's and one of everybody's, or
     /// neither. The first global rate given stays.
     pub fn global(self, rate: Rate) -> Self {
         let buckets = &self.handle.buckets;
@@ -192,7 +211,7 @@ where
 {
     type Response = S::Response;
     type Error = BoxError;
-    type Future = ResponseFuture<S::Future, ()>;
+    type Future = KeyedResponseFuture<S, R>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
@@ -200,13 +219,23 @@ where
     }
 
     fn call(&mut self, request: R) -> Self::Future {
-        match self.limit.key.take(&self.limit.handle, &request) {
-            Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
-            Err(overloaded) => {
-                // What the inner service has reserved for this request goes with the one it is in.
-                let fresh = self.inner.clone();
-                drop(mem::replace(&mut self.inner, fresh));
-                ResponseFuture::refused(overloaded)
+        let reserved = match self.limit.key.take(&self.limit.handle, &request) {
+            Ok(Reserved { taken, .. }) if taken.wait.is_zero() => {
+                return ResponseFuture::admitted(self.inner.call(request), ()).into();
+            }
+            other => other,
+        };
+        // What the inner service has reserved for this request goes with the one it is in.
+        let fresh = self.inner.clone();
+        drop(mem::replace(&mut self.inner, fresh));
+        match reserved {
+            Err(overloaded) => ResponseFuture::refused(overloaded).into(),
+            Ok(reserved) => {
+                let put_back = PutBack {
+                    handle: self.limit.handle.clone(),
+                    reserved,
+                };
+                KeyedResponseFuture::waiting(put_back, self.inner.clone(), request)
             }
         }
     }
@@ -218,6 +247,26 @@ impl<S: Clone, K> Clone for KeyedRateLimit<S, K> {
             inner: self.inner.clone(),
             limit: self.limit.clone(),
         }
+    }
+}
+
+/// Puts a token back that is not waited for to its end.
+struct PutBack {
+    handle: Handle,
+    reserved: Reserved,
+}
+
+impl PutBack {
+    /// How long it is until the token is there.
+    fn wait(&self) -> Duration {
+        self.reserved.taken.wait
+    }
+}
+
+impl Drop for PutBack {
+    fn drop(&mut self) {
+        let Reserved { key, taken } = self.reserved;
+        self.handle.buckets.put_back(key, taken);
     }
 }
 
@@ -234,12 +283,20 @@ pub struct WithRate<K, G> {
     rate_of: G,
 }
 
+/// A token that was taken for a request, and for which key.
+#[derive(Clone, Copy)]
+#[allow(unnameable_types, reason = "of a sealed trait")]
+pub struct Reserved {
+    key: Option<Fingerprint>,
+    taken: Taken,
+}
+
 mod sealed {
     use super::*;
 
     pub trait Key<R> {
-        /// Takes a token for this request.
-        fn take(&self, limit: &Handle, request: &R) -> Result<(), Box<Overloaded>>;
+        /// Takes a token for this request, now or ahead of its time.
+        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>>;
     }
 
     impl<R, K, F> Key<R> for F
@@ -247,10 +304,10 @@ mod sealed {
         F: Fn(&R) -> Option<K>,
         K: Hash,
     {
-        fn take(&self, limit: &Handle, request: &R) -> Result<(), Box<Overloaded>> {
+        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>> {
             let buckets = &limit.buckets;
             let key = self(request).map(|key| buckets.fingerprint(&key));
-            buckets.take(key, || None)
+            limit.reserve(key, || None)
         }
     }
 
@@ -260,11 +317,11 @@ mod sealed {
         K: Hash,
         G: Fn(&K) -> Option<Rate>,
     {
-        fn take(&self, limit: &Handle, request: &R) -> Result<(), Box<Overloaded>> {
+        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>> {
             let buckets = &limit.buckets;
             let key = (self.key)(request);
             let fingerprint = key.as_ref().map(|key| buckets.fingerprint(key));
-            buckets.take(fingerprint, || (self.rate_of)(key.as_ref()?))
+            limit.reserve(fingerprint, || (self.rate_of)(key.as_ref()?))
         }
     }
 }
@@ -304,9 +361,24 @@ impl Handle {
     /// As a request with this key would be refused.
     pub fn try_acquire<K: Hash + ?Sized>(&self, key: &K) -> Result<(), Overloaded> {
         let key = self.buckets.fingerprint(key);
-        self.buckets
-            .take(Some(key), || None)
-            .map_err(|refused| *refused)
+        let taken = self.buckets.take(Some(key), None, || None);
+        taken.map(drop).map_err(|refused| *refused)
+    }
+
+    /// Changes how long requests wait for a token; `None` is not at all.
+    pub fn set_max_wait(&self, max_wait: Option<Duration>) {
+        self.buckets.bounds.set_max_wait(max_wait);
+    }
+
+    fn reserve(
+        &self,
+        key: Option<Fingerprint>,
+        rate: impl FnOnce() -> Option<Rate>,
+    ) -> Result<Reserved, Box<Overloaded>> {
+        let taken = self
+            .buckets
+            .take(key, self.buckets.bounds.max_wait(), rate)?;
+        Ok(Reserved { key, taken })
     }
 
     /// How many tokens a key has left; `None` if nothing is known of it, so that its bucket is full.

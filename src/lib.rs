@@ -35,6 +35,8 @@
 //! | you want | use |
 //! | --- | --- |
 //! | at most so many requests at once | [`ConcurrencyLimitLayer`] |
+//! | at most so many requests in a time | [`RateLimitLayer`] |
+//! | the same for each client | [`KeyedRateLimitLayer`] |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
@@ -50,6 +52,13 @@
 //!   readied service is dropped.
 //! - **Nothing is spawned**, nothing is allocated for a request that is accepted, and no unsafe code
 //!   is used.
+//!
+//! # Features
+//! | feature | adds |
+//! | --- | --- |
+//! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
+//!
+//! Features only ever add: with all of them on, everything works as without them.
 //!
 //! # Stacking
 //! Put the layers of this crate into *one* `ServiceBuilder`. axum's `Router::layer`, called twice,

@@ -188,6 +188,96 @@ async fn under_load_shed_it_is_the_same() {
     assert_refused(send(), Reason::Quota);
 }
 
+// Waiting, if it is asked for.
+
+#[tokio::test(start_paused = true)]
+async fn with_max_wait_requests_wait_in_line_with_others_of_their_key() {
+    let layer = layer(Rate::per_second(10).burst(1)).max_wait(ms(300));
+    let service = layer.layer(Probe::new());
+    let begun = now();
+    let mut tasks = Vec::new();
+    for _ in 0..5 {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        tasks.push(tokio::spawn(service.call(1)));
+    }
+    for (position, task) in tasks.into_iter().enumerate() {
+        let result = task.await.unwrap();
+        if position == 4 {
+            // Its token would be there after 400 ms.
+            let refused = refusal(result);
+            assert_eq!(
+                (refused.reason(), refused.retry_after()),
+                (Reason::Quota, ms(400))
+            );
+        } else {
+            result.unwrap();
+            assert_eq!(begun.elapsed(), ms(100) * position as u32);
+        }
+    }
+    // Another key has nothing to do with it.
+    assert!(layer.handle().try_acquire(&2).is_ok());
+    assert_eq!(layer.handle().snapshot().admitted, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_waits_holds_nothing_of_the_inner_service_and_waits_for_it_in_the_end() {
+    let limit = ConcurrencyLimitLayer::new(1);
+    let service = ServiceBuilder::new()
+        .layer(layer(Rate::per_second(10).burst(1)).max_wait(ms(300)))
+        .layer(limit.clone())
+        .service(Probe::new());
+    let call = || {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        service.call(1)
+    };
+    finish(call()).unwrap();
+    let mut waiting = call();
+    assert!(poll(&mut waiting).is_pending());
+    let busy = limit
+        .handle()
+        .try_acquire()
+        .expect("nothing is held while it waits");
+    time::advance(ms(150)).await;
+    assert!(
+        poll(&mut waiting).is_pending(),
+        "it has its token, but no permit"
+    );
+    assert_eq!(limit.handle().snapshot().waiting, 1);
+    drop(busy);
+    assert_eq!(waiting.await.unwrap(), 1);
+    assert_eq!(limit.handle().snapshot().in_flight, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_stops_waiting_puts_its_token_back_unless_others_wait_behind_it() {
+    let layer = layer(Rate::per_second(10).burst(1))
+        .global(Rate::per_hour(1).burst(100))
+        .max_wait(ms(1000));
+    let service = layer.layer(Probe::new());
+    let call = || {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        service.call(1)
+    };
+    finish(call()).unwrap();
+    let begun = now();
+    for _ in 0..100 {
+        drop(call()); // the last in line: as if it had never been
+    }
+    assert_eq!(layer.handle().snapshot().admitted, 1);
+    let (first, second) = (call(), call());
+    drop(first); // somebody waits behind it, whose token this is not
+    second.await.unwrap();
+    assert_eq!(begun.elapsed(), ms(200));
+    // Once its time has come a token is spent.
+    let late = call();
+    time::advance(ms(100)).await;
+    drop(late);
+    assert_eq!(layer.handle().tokens(&1), Some(0));
+}
+
 // Bounded memory.
 
 #[tokio::test(start_paused = true)]

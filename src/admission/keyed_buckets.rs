@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
-    algorithm::token_bucket::TokenBucket,
+    algorithm::token_bucket::{Token, TokenBucket},
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock},
 };
 
@@ -70,6 +70,24 @@ struct Own {
     bucket: TokenBucket,
     /// Whether it has the rate of all, and changes with it.
     common_rate: bool,
+}
+
+/// A token that was taken, and how long it is until it is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    /// If it is of the key's own bucket.
+    token: Option<Token>,
+    due: u64,
+    pub(crate) wait: Duration,
+}
+
+impl Taken {
+    fn shared(self) -> Self {
+        Self {
+            token: None,
+            ..self
+        }
+    }
 }
 
 /// The state of a keyed rate limit at one moment.
@@ -128,22 +146,23 @@ impl KeyedBuckets {
     }
 
     /// Takes a token of that key's, and one of everybody's, or neither. `rate` is asked when the key is
-    /// new; where it gives none, it is the rate of all.
+    /// new; where it gives none, it is the rate of all. The key's token is taken ahead of its time if
+    /// that is no more than `max_wait` away.
     pub(crate) fn take(
         &self,
         key: Option<Fingerprint>,
+        max_wait: Option<Duration>,
         rate: impl FnOnce() -> Option<Rate>,
-    ) -> Result<(), Box<Overloaded>> {
+    ) -> Result<Taken, Box<Overloaded>> {
         let now = self.clock.nanos();
-        let mut shard = lock(match key {
-            Some(Fingerprint(key)) => self.shard(key),
-            None => &self.anonymous,
-        });
+        let mut shard = lock(self.shard(key));
         let taken = match key {
-            None => self.take_from(&mut shard.shared, now, Reason::Quota),
+            None => self
+                .take_from(&mut shard.shared, now, max_wait, Reason::Quota)
+                .map(Taken::shared),
             Some(Fingerprint(key)) => match shard.buckets.get_mut(&key) {
-                Some(own) => self.take_from(&mut own.bucket, now, Reason::Quota),
-                None => self.take_new(&mut shard, key, now, rate),
+                Some(own) => self.take_from(&mut own.bucket, now, max_wait, Reason::Quota),
+                None => self.take_new(&mut shard, key, now, max_wait, rate),
             },
         };
         shard.admitted += u64::from(taken.is_ok());
@@ -157,14 +176,17 @@ impl KeyedBuckets {
         shard: &mut Shard,
         key: u128,
         now: u64,
+        max_wait: Option<Duration>,
         rate: impl FnOnce() -> Option<Rate>,
-    ) -> Result<(), Box<Overloaded>> {
+    ) -> Result<Taken, Box<Overloaded>> {
         if !self.reserve_key() {
             self.sweep(shard, now);
             if !self.reserve_key() {
                 self.overflowed.fetch_add(1, Relaxed);
                 shard.drawn_on = true;
-                return self.take_from(&mut shard.shared, now, Reason::AtLimit);
+                return self
+                    .take_from(&mut shard.shared, now, max_wait, Reason::AtLimit)
+                    .map(Taken::shared);
             }
         }
         let own_rate = rate();
@@ -174,7 +196,7 @@ impl KeyedBuckets {
         if shard.drawn_on {
             bucket.leave(shard.shared.tokens(now), now); // it may have done so itself
         }
-        let taken = self.take_from(&mut bucket, now, Reason::Quota);
+        let taken = self.take_from(&mut bucket, now, max_wait, Reason::Quota);
         let common_rate = own_rate.is_none();
         shard.buckets.insert(
             key,
@@ -191,25 +213,45 @@ impl KeyedBuckets {
         &self,
         bucket: &mut TokenBucket,
         now: u64,
+        max_wait: Option<Duration>,
         reason: Reason,
-    ) -> Result<(), Box<Overloaded>> {
-        let (reason, wait) = match bucket.take(now) {
-            Err(wait) => (reason, Duration::from_nanos(wait)),
-            Ok(then) => match self.global.get() {
+    ) -> Result<Taken, Box<Overloaded>> {
+        let (token, wait) = bucket.next(now);
+        let due = now.saturating_add(wait);
+        let wait = Duration::from_nanos(wait);
+        let (reason, wait) = if wait > max_wait.unwrap_or_default() {
+            (reason, wait)
+        } else {
+            match self.global.get() {
                 Some(global) if !global.try_admit(1) => (Reason::AtLimit, global.wait(1)),
                 _ => {
-                    bucket.spend(then);
-                    return Ok(());
+                    bucket.take(token);
+                    let token = Some(token);
+                    return Ok(Taken { token, due, wait });
                 }
-            },
+            }
         };
         self.bounds.count(reason);
         let retry_after = wait.max(SHORTEST_RETRY_AFTER);
-        Err(Box::new(Overloaded::new(
-            self.bounds.name(),
-            reason,
-            retry_after,
-        )))
+        let overloaded = Overloaded::new(self.bounds.name(), reason, retry_after);
+        Err(Box::new(overloaded))
+    }
+
+    /// Puts a token back that was taken ahead of its time, if it is not there yet.
+    pub(crate) fn put_back(&self, key: Option<Fingerprint>, taken: Taken) {
+        if self.clock.nanos() >= taken.due {
+            return;
+        }
+        if let Some(global) = self.global.get() {
+            global.give_back(1);
+        }
+        let mut shard = lock(self.shard(key));
+        shard.admitted -= 1;
+        if let (Some(Fingerprint(key)), Some(token)) = (key, taken.token) {
+            if let Some(own) = shard.buckets.get_mut(&key) {
+                own.bucket.put_back(token);
+            }
+        }
     }
 
     /// Counts one more key, if there may be another.
@@ -249,10 +291,10 @@ impl KeyedBuckets {
     }
 
     /// What is left of a key's quota.
-    pub(crate) fn tokens(&self, Fingerprint(key): Fingerprint) -> Option<u64> {
+    pub(crate) fn tokens(&self, key: Fingerprint) -> Option<u64> {
         let now = self.clock.nanos();
-        let shard = lock(self.shard(key));
-        shard.buckets.get(&key).map(|own| own.bucket.tokens(now))
+        let shard = lock(self.shard(Some(key)));
+        shard.buckets.get(&key.0).map(|own| own.bucket.tokens(now))
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -272,9 +314,12 @@ impl KeyedBuckets {
         &self.clock
     }
 
-    fn shard(&self, key: u128) -> &Mutex<Shard> {
-        // Not the bits that the shard's own map looks at first.
-        &self.shards[(key >> 64) as usize % SHARDS]
+    fn shard(&self, key: Option<Fingerprint>) -> &Mutex<Shard> {
+        match key {
+            // Not the half that the shard's own map looks at.
+            Some(Fingerprint(key)) => &self.shards[(key >> 64) as usize % SHARDS],
+            None => &self.anonymous,
+        }
     }
 }
 

@@ -1,13 +1,15 @@
 //! How requests are let in, made to wait or sent away: the private plumbing under the layers.
 //!
 //! ```text
-//! Claim ── what one caller has: nothing, a place in the queue, a permit, a refusal
+//! Claim ─── what one caller has: nothing, a place in the queue, an admission, a refusal
 //!   │
-//! Gate ─── one word of atomics (word.rs) and, behind a mutex, the callers that wait (queue.rs)
+//! Gate ──── permits: one word of atomics (word.rs) and, behind a mutex, who waits (queue.rs)
+//! Bucket ── tokens: the same, but that time brings them
 //!   │
-//! Permit ─ one admitted request; dropping it lets the next one in
+//! Permit ── one admitted request; dropping it lets the next one in
 //! ```
 //!
+//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
 //! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
 

@@ -134,6 +134,10 @@ impl Refill {
     }
 }
 
+/// The number of a token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Token(u64);
+
 /// A bucket of one's own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
@@ -153,15 +157,28 @@ impl TokenBucket {
         }
     }
 
-    /// What it has spent when one more token is taken, to be [spent](Self::spend); else how long it
-    /// is until there is one.
-    pub(crate) fn take(&self, now: u64) -> Result<u64, u64> {
-        let then = self.refill.take(self.spent, now, 1);
-        then.ok_or_else(|| self.refill.wait(self.spent, now, 1))
+    /// Its next token: how long it is until it is there.
+    pub(crate) fn next(&self, now: u64) -> (Token, u64) {
+        match self.refill.take(self.spent, now, 1) {
+            Some(then) => (Token(then), 0),
+            None => {
+                let then = self.refill.settled(self.spent, now).saturating_add(1);
+                (Token(then), self.refill.wait(self.spent, now, 1))
+            }
+        }
     }
 
-    pub(crate) fn spend(&mut self, then: u64) {
-        self.spent = then;
+    /// Takes the next token, now or ahead of its time.
+    pub(crate) fn take(&mut self, token: Token) {
+        self.spent = token.0;
+    }
+
+    /// Puts a token back, if nobody has taken one behind it: to those it would make no difference, and
+    /// whoever came next would pass at the same time as one of them.
+    pub(crate) fn put_back(&mut self, token: Token) {
+        if self.spent == token.0 {
+            self.spent -= 1;
+        }
     }
 
     /// A full one has nothing to remember.

@@ -113,6 +113,9 @@ contract! {
         .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)));
     keyed_rate_limit: IsServed,
         KeyedRateLimitLayer::new(Rate::per_second(1_000_000_000), |request: &u32| Some(*request));
+    keyed_rate_limit_with_max_wait: IsServed,
+        KeyedRateLimitLayer::new(Rate::per_second(1_000_000_000), |request: &u32| Some(*request))
+            .max_wait(Duration::from_secs(1));
     keyed_rate_limit_over_concurrency_limit: Waits, ServiceBuilder::new()
         .layer(KeyedRateLimitLayer::new(Rate::per_second(1_000_000_000), |request: &u32| Some(*request)))
         .layer(ConcurrencyLimitLayer::new(1));

@@ -1,0 +1,116 @@
+//! The future of a request that may have to wait for its token.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::{Sleep, sleep};
+use tower_service::Service;
+
+use super::PutBack;
+use crate::{BoxError, ResponseFuture};
+
+pin_project! {
+    /// The response of the inner service, once its turn has come; or the refusal.
+    pub struct KeyedResponseFuture<S, R>
+    where
+        S: Service<R>,
+    {
+        #[pin]
+        state: State<S, S::Future, R>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, F, R> {
+        Waiting { waiting: Waiting<S, R> },
+        Called { #[pin] response: ResponseFuture<F, ()> },
+    }
+}
+
+struct Waiting<S, R> {
+    timer: Pin<Box<Sleep>>,
+    /// Until the token is there.
+    reserved: Option<PutBack>,
+    inner: S,
+    request: Option<R>,
+}
+
+impl<S, R> From<ResponseFuture<S::Future, ()>> for KeyedResponseFuture<S, R>
+where
+    S: Service<R>,
+{
+    fn from(response: ResponseFuture<S::Future, ()>) -> Self {
+        Self {
+            state: State::Called { response },
+        }
+    }
+}
+
+impl<S, R> KeyedResponseFuture<S, R>
+where
+    S: Service<R>,
+{
+    pub(super) fn waiting(reserved: PutBack, inner: S, request: R) -> Self {
+        let waiting = Waiting {
+            timer: Box::pin(sleep(reserved.wait())),
+            reserved: Some(reserved),
+            inner,
+            request: Some(request),
+        };
+        Self {
+            state: State::Waiting { waiting },
+        }
+    }
+}
+
+impl<S, R> Waiting<S, R>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<S::Future, BoxError>> {
+        if self.reserved.is_some() {
+            ready!(self.timer.as_mut().poll(cx));
+            self.reserved = None; // too late to be put back
+        }
+        ready!(self.inner.poll_ready(cx)).map_err(Into::into)?;
+        let request = self.request.take().expect("sent once");
+        Poll::Ready(Ok(self.inner.call(request)))
+    }
+}
+
+impl<S, R> Future for KeyedResponseFuture<S, R>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+{
+    type Output = Result<S::Response, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let future = match state.as_mut().project() {
+                StateProjection::Called { response } => return response.poll(cx),
+                StateProjection::Waiting { waiting } => ready!(waiting.poll(cx))?,
+            };
+            let response = ResponseFuture::admitted(future, ());
+            state.set(State::Called { response });
+        }
+    }
+}
+
+impl<S, R> fmt::Debug for KeyedResponseFuture<S, R>
+where
+    S: Service<R>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedResponseFuture")
+            .finish_non_exhaustive()
+    }
+}
