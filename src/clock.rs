@@ -11,8 +11,6 @@ use tokio::time::Instant;
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
-const START: u64 = 1 << 62;
-
 #[derive(Clone, Debug)]
 enum Source {
     Tokio {
@@ -45,20 +43,18 @@ impl Clock {
         Self(Source::Tsc { clock, started })
     }
 
-    /// Nanoseconds, from 146 years before this clock was made: what began before it can be told, and
-    /// the count lasts for 438 years. Time that goes back to before it was made stands still.
+    /// Nanoseconds since this clock was made. Time before that reads as 0.
     #[inline]
     #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
     pub(crate) fn nanos(&self) -> u64 {
-        START
-            + match &self.0 {
-                Source::Tokio { started } => {
-                    let since = Instant::now().saturating_duration_since(*started);
-                    since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
-                }
-                #[cfg(feature = "quanta")]
-                Source::Tsc { clock, started } => clock.delta_as_nanos(*started, clock.raw()),
+        match &self.0 {
+            Source::Tokio { started } => {
+                let since = Instant::now().saturating_duration_since(*started);
+                since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
             }
+            #[cfg(feature = "quanta")]
+            Source::Tsc { clock, started } => clock.delta_as_nanos(*started, clock.raw()),
+        }
     }
 
     /// The same as a [`Duration`].

@@ -217,7 +217,7 @@ impl Limiter for Bucket {
         &self.bounds
     }
 
-    #[inline]
+    #[inline(always)] // a call saves and restores more than it does
     fn try_admit(&self, n: u64) -> bool {
         let now = self.clock.nanos(); // a call, so before what is kept in registers
         let refill = self.refill.load();

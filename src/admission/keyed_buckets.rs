@@ -117,7 +117,7 @@ impl KeyedBuckets {
                 buckets: HashMap::default(),
                 shared: TokenBucket::new(rate.refill(), now),
                 drawn_on: false,
-                swept_at: 0,
+                swept_at: now.wrapping_sub(SWEEP_EVERY),
                 admitted: 0,
             })
         };
@@ -326,7 +326,7 @@ impl KeyedBuckets {
 impl Shard {
     /// Forgets the keys whose buckets are full again; says how many. Not too often.
     fn sweep(&mut self, now: u64) -> usize {
-        if now.saturating_sub(self.swept_at) < SWEEP_EVERY {
+        if now.wrapping_sub(self.swept_at) < SWEEP_EVERY {
             return 0;
         }
         self.swept_at = now;

@@ -23,7 +23,8 @@
 //! later, one nanosecond before. When the rate changes, the origin becomes now and the base what has been made by now, which
 //! makes `made` continuous: nothing is won or lost by changing it.
 //!
-//! Times are nanoseconds from any fixed start.
+//! Times are nanoseconds from any fixed start. Only their differences count, which may be up to 292
+//! years; an origin may well lie before the start.
 
 /// How tokens are made: everything of a bucket but what is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,24 +64,27 @@ impl Refill {
     /// How many tokens have been made by `now`.
     #[inline]
     pub(crate) fn made(&self, now: u64) -> u64 {
-        let elapsed = now.saturating_sub(self.origin);
-        let product = u128::from(elapsed) * u128::from(self.multiplier);
+        let product = u128::from(self.elapsed(now)) * u128::from(self.multiplier);
+        // 64 bits of tokens last for centuries at the fastest rate.
         self.base
-            .saturating_add(((product >> 64) as u64) >> self.shift)
+            .wrapping_add(((product >> 64) as u64) >> self.shift)
     }
 
-    /// When that token is made. Beyond what can be counted, the end of time.
-    pub(crate) fn when(&self, token: u64) -> u64 {
-        let Some(number) = token.checked_sub(self.base) else {
-            return self.origin;
-        };
+    /// The time since the origin; none if it lies ahead, as for a clock that went back.
+    #[inline]
+    fn elapsed(&self, now: u64) -> u64 {
+        (now.wrapping_sub(self.origin) as i64).max(0) as u64
+    }
+
+    /// How long after the origin that token is made. Beyond what can be counted, the end of time.
+    fn made_after(&self, token: u64) -> u64 {
         // The first t with t · multiplier ≥ number · 2^(64 + shift).
-        let Some(product) = u128::from(number).checked_mul(1 << (64 + self.shift)) else {
+        let number = u128::from(token.saturating_sub(self.base));
+        let Some(product) = number.checked_mul(1 << (64 + self.shift)) else {
             return u64::MAX;
         };
         let elapsed = product.div_ceil(u128::from(self.multiplier));
-        self.origin
-            .saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
+        u64::try_from(elapsed).unwrap_or(u64::MAX)
     }
 
     /// What is spent by `now`, with what overflowed the bucket.
@@ -93,19 +97,22 @@ impl Refill {
     /// are there.
     #[inline]
     pub(crate) fn take(&self, spent: u64, now: u64, n: u64) -> Option<u64> {
+        if n > self.burst {
+            return None;
+        }
         let made = self.made(now);
-        let there = made.saturating_sub(spent);
-        if there <= self.burst {
-            (n <= there).then(|| spent + n)
+        let there = made.wrapping_sub(spent) as i64; // below zero if it was taken ahead of its time
+        if there <= self.burst as i64 {
+            (n as i64 <= there).then(|| spent + n)
         } else {
-            (n <= self.burst).then(|| made - self.burst + n)
+            Some(made - self.burst + n)
         }
     }
 
     /// How long from `now` until `n` tokens are there that are not now.
     pub(crate) fn wait(&self, spent: u64, now: u64, n: u64) -> u64 {
-        self.when(self.settled(spent, now).saturating_add(n))
-            .saturating_sub(now)
+        self.made_after(self.settled(spent, now).saturating_add(n))
+            .saturating_sub(self.elapsed(now))
     }
 
     /// How many tokens are in the bucket.
@@ -119,15 +126,15 @@ impl Refill {
     /// A token that is half made stays half made: otherwise a rate that is changed often enough would
     /// never make one.
     pub(crate) fn following(self, before: &Self, now: u64) -> Self {
-        let elapsed = now.saturating_sub(before.origin);
-        let product = u128::from(elapsed) * u128::from(before.multiplier);
+        let product = u128::from(before.elapsed(now)) * u128::from(before.multiplier);
         // The part of the product below one token, as a 64-bit fraction, rounded up.
         let below = product & ((1 << (64 + before.shift)) - 1);
         let half_made = below.div_ceil(1 << before.shift).min(u128::from(u64::MAX));
         // How long the new rate takes for that: half_made / 2^64 / (multiplier / 2^(64 + shift)).
         let head_start = (half_made << self.shift).div_ceil(u128::from(self.multiplier));
         Self {
-            origin: now.saturating_sub(u64::try_from(head_start).unwrap_or(u64::MAX)),
+            // At most one token's time, which is at most 500 years: less than 2^64 nanoseconds.
+            origin: now.wrapping_sub(head_start as u64),
             base: before.made(now),
             ..self
         }
@@ -302,15 +309,19 @@ mod tests {
             ..Refill::new(10, SECOND, 3)
         };
         let slow = Refill::new(1, 10 * DAY, 3).following(&before, start + SECOND / 100);
-        assert_eq!(slow.when(4), start + SECOND / 100 + 9 * DAY - 1);
+        let wait = slow.wait(3, start + SECOND / 100, 1);
+        assert_eq!(wait, 9 * DAY - 1);
     }
 
     #[test]
     fn the_end_of_time_is_no_overflow() {
         for (count, period) in [(1, 1), (1, SECOND), (1, u64::MAX), (7, 10 * DAY)] {
             let refill = Refill::new(count, period, 1 << 40);
-            assert!(refill.made(u64::MAX) >= refill.made(u64::MAX - 1));
-            assert!(refill.when(u64::MAX) >= refill.when(u64::MAX - 1));
+            let end = i64::MAX as u64;
+            assert!(refill.made(end) >= refill.made(end - 1));
+            assert!(refill.made_after(u64::MAX) >= refill.made_after(u64::MAX - 1));
+            assert_eq!(refill.take(0, end, u64::MAX), None);
+            assert!(refill.wait(u64::MAX - 1, 0, u64::MAX) > end / 2);
         }
     }
 
@@ -338,13 +349,13 @@ mod tests {
             prop_assert!(made <= exact(at + 1));
         }
 
-        /// `when` is the very nanosecond at which `made` gets there.
+        /// `made_after` is the very nanosecond at which `made` gets there.
         #[test]
         fn when_is_the_inverse_of_made((count, period) in rates(), number in 1..1u64 << 50) {
             let refill = Refill::new(count, period, 1);
             let token = 1 + number;
-            let when = refill.when(token);
-            prop_assume!(when != u64::MAX);
+            let when = refill.made_after(token);
+            prop_assume!(when < i64::MAX as u64);
             prop_assert!(refill.made(when) >= token);
             prop_assert!(refill.made(when - 1) < token);
         }
