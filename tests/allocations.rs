@@ -1,63 +1,22 @@
 //! What a request costs in memory: counted by the allocator, not guessed.
 //! Counts are per thread, so tests do not disturb each other.
 
+#[path = "support/counting.rs"]
+mod counting;
 mod support;
 
 use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
     convert::Infallible,
     future::{Ready, ready},
     task::{Context, Poll},
 };
 
+use counting::counted;
 use support::{finish, poll, poll_ready};
 use tower::{Layer, Service};
-use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer};
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    static BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(allocations: usize, bytes: isize) {
-    ALLOCATIONS.set(ALLOCATIONS.get() + allocations);
-    BYTES.set(BYTES.get() + bytes);
-}
-
-// SAFETY: all work is left to the system's allocator; counting touches only cells of this thread,
-// which neither allocate nor have destructors.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(1, layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(0, -(layout.size() as isize));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count(1, new_size as isize - layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// How many allocations, and how many bytes that stay.
-fn counted(run: impl FnOnce()) -> (usize, isize) {
-    let before = (ALLOCATIONS.get(), BYTES.get());
-    run();
-    (ALLOCATIONS.get() - before.0, BYTES.get() - before.1)
-}
+use tower_backpressure::{
+    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer,
+};
 
 #[derive(Clone)]
 struct Answers;
@@ -76,52 +35,77 @@ impl Service<u32> for Answers {
     }
 }
 
+/// Ready, call, response, through a fresh clone as a server does it; whether it was served.
+fn drive<S>(service: &S) -> bool
+where
+    S: Service<u32, Future: Unpin> + Clone,
+{
+    let mut service = service.clone();
+    assert!(poll_ready(&mut service).is_ready());
+    finish(service.call(7)).is_ok()
+}
+
+fn rate() -> Rate {
+    Rate::per_hour(1).burst(10_000)
+}
+
 #[test]
 fn an_accepted_request_allocates_nothing() {
-    let limit = ConcurrencyLimitLayer::new(1);
-    let service = LoadShedLayer::new().layer(limit.layer(Answers));
-    let drive = || {
-        let mut service = service.clone();
-        assert!(poll_ready(&mut service).is_ready());
-        finish(service.call(7)).is_ok()
-    };
-    assert!(drive());
-    let (allocations, _) = counted(|| assert!((0..1000).all(|_| drive())));
-    assert_eq!(allocations, 0);
+    fn check<S>(service: S)
+    where
+        S: Service<u32, Future: Unpin> + Clone,
+    {
+        assert!(drive(&service));
+        let count = counted(|| assert!((0..1000).all(|_| drive(&service))));
+        assert_eq!((count.allocations, count.bytes), (0, 0));
+    }
+    check(ConcurrencyLimitLayer::new(1).layer(Answers));
+    check(LoadShedLayer::new().layer(ConcurrencyLimitLayer::new(1).layer(Answers)));
+    check(RateLimitLayer::new(rate()).layer(Answers));
+    let by_key = |request: &u32| Some(*request);
+    check(KeyedRateLimitLayer::new(rate(), by_key).layer(Answers));
+    check(
+        KeyedRateLimitLayer::new(rate(), by_key)
+            .global(rate())
+            .layer(Answers),
+    );
 }
 
 #[test]
 fn a_refused_request_allocates_its_error_and_nothing_else() {
+    fn check<S>(service: S)
+    where
+        S: Service<u32, Future: Unpin> + Clone,
+    {
+        assert!(!drive(&service));
+        let count = counted(|| assert!((0..1000).all(|_| !drive(&service))));
+        assert_eq!((count.allocations, count.bytes), (1000, 0));
+    }
     let limit = ConcurrencyLimitLayer::new(1);
-    let service = LoadShedLayer::new().layer(limit.layer(Answers));
     let _busy = limit.handle().try_acquire().unwrap();
-    let drive = || {
-        let mut service = service.clone();
-        assert!(poll_ready(&mut service).is_ready());
-        finish(service.call(7)).is_err()
-    };
-    assert!(drive());
-    let (allocations, kept) = counted(|| assert!((0..1000).all(|_| drive())));
-    assert_eq!((allocations, kept), (1000, 0));
+    check(LoadShedLayer::new().layer(limit.layer(Answers)));
+    check(limit.max_waiting(0).layer(Answers));
+    let limit = RateLimitLayer::new(Rate::per_hour(1));
+    limit.handle().try_acquire(1).unwrap();
+    check(LoadShedLayer::new().layer(limit.layer(Answers)));
+    let limit = KeyedRateLimitLayer::new(Rate::per_hour(1), |request: &u32| Some(*request));
+    limit.handle().try_acquire(&7u32).unwrap();
+    check(limit.layer(Answers));
 }
 
-/// Counted at any number of them, so also right after the slab has doubled. The service or future
-/// that waits is its caller's own; this is what the gate keeps for it.
+/// Right after the slab has doubled, when it costs the most. The service or future that waits is its
+/// caller's own, and so is a timer for `max_wait`; this is what the gate keeps for it.
 #[test]
 fn a_waiting_caller_costs_at_most_100_bytes_of_the_gates_own() {
-    let limit = ConcurrencyLimitLayer::new(1).max_waiting(usize::MAX);
-    let handle = limit.handle();
-    let _busy = handle.try_acquire().unwrap();
-    let mut waiting: Vec<_> = (0..100_000).map(|_| handle.acquire()).collect();
-    let before = BYTES.get();
-    let mut most = 0.0_f64;
-    for (index, acquire) in waiting.iter_mut().enumerate() {
-        assert!(poll(acquire).is_pending());
-        if index >= 10 {
-            most = most.max((BYTES.get() - before) as f64 / (index + 1) as f64);
-        }
+    for waiting in [5, 17, 65, 1025, 65_537] {
+        let limit = ConcurrencyLimitLayer::new(1).max_waiting(usize::MAX);
+        let handle = limit.handle();
+        let _busy = handle.try_acquire().unwrap();
+        let mut callers: Vec<_> = (0..waiting).map(|_| handle.acquire()).collect();
+        let count = counted(|| assert!(callers.iter_mut().all(|caller| poll(caller).is_pending())));
+        let each = count.bytes as f64 / f64::from(waiting);
+        assert!(each <= 100.0, "{each} bytes for each of {waiting}");
     }
-    assert!(most <= 100.0, "{most} bytes");
 }
 
 #[test]
@@ -135,6 +119,6 @@ fn handing_a_permit_on_allocates_nothing() {
         assert!(poll(&mut waiting).is_ready());
     };
     hand_over();
-    let (allocations, _) = counted(|| (0..1000).for_each(|_| hand_over()));
-    assert_eq!(allocations, 0);
+    let count = counted(|| (0..1000).for_each(|_| hand_over()));
+    assert_eq!(count.allocations, 0);
 }

@@ -1,10 +1,10 @@
 //! A rate for each key: keys apart, memory bounded, nothing gained by being forgotten.
 
+#[path = "support/counting.rs"]
+mod counting;
 mod support;
 
 use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use counting::counted;
 use proptest::prelude::*;
 use support::*;
 use tokio::time;
@@ -348,71 +349,20 @@ async fn a_key_that_moves_out_of_a_shared_bucket_brings_no_full_one() {
     );
 }
 
-thread_local! {
-    static BYTES: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(bytes: isize) {
-    BYTES.set(BYTES.get() + bytes);
-    PEAK.set(PEAK.get().max(BYTES.get()));
-}
-
-// SAFETY: all work is left to the system's allocator; counting touches only cells of this thread,
-// which neither allocate nor have destructors.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Counted by the allocator: what stays, and what there was at most.
 #[test]
 fn a_million_keys_stay_within_the_stated_memory() {
-    let before = BYTES.get();
-    PEAK.set(before);
-    let handle = layer(Rate::per_hour(1).burst(2)).handle();
     let long = "x".repeat(100);
-    for key in 0..1_000_000u32 {
-        let _ = handle.try_acquire(&(key, &long)); // what they are long does not count
-    }
-    let snapshot = handle.snapshot();
-    assert_eq!((snapshot.keys, snapshot.overflowed), (100_000, 900_000));
-    let (kept, peak) = (BYTES.get() - before, PEAK.get() - before);
-    assert!(kept <= 200 * 100_000, "{kept} bytes kept");
-    assert!(peak <= 200 * 100_000, "{peak} bytes at the most");
-}
-
-#[test]
-fn an_accepted_request_allocates_nothing_and_a_refused_one_only_its_error() {
-    let layer = layer(Rate::per_hour(1).burst(1000)).global(Rate::per_hour(1).burst(2000));
-    let mut service = layer.layer(Probe::new());
-    layer.handle().try_acquire(&1).unwrap();
-    let before = BYTES.get();
-    PEAK.set(before);
-    for _ in 0..999 {
-        layer.handle().try_acquire(&1).unwrap();
-    }
-    assert_eq!((BYTES.get(), PEAK.get()), (before, before));
-    assert!(poll_ready(&mut service).is_ready());
-    let refused = service.call(1);
-    let error = size_of::<tower_backpressure::Overloaded>() as isize;
-    assert_eq!(PEAK.get() - before, error);
-    drop(refused);
-    assert_eq!(BYTES.get(), before);
+    let count = counted(|| {
+        let handle = layer(Rate::per_hour(1).burst(2)).handle();
+        for key in 0..1_000_000u32 {
+            let _ = handle.try_acquire(&(key, &long)); // what they are long does not count
+        }
+        let snapshot = handle.snapshot();
+        assert_eq!((snapshot.keys, snapshot.overflowed), (100_000, 900_000));
+    });
+    assert!(count.peak <= 200 * 100_000, "{count:?}");
+    assert_eq!(count.bytes, 0);
 }
 
 proptest! {

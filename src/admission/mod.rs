@@ -18,6 +18,8 @@ pub(crate) mod bucket;
 pub(crate) mod claim;
 pub(crate) mod gate;
 pub(crate) mod keyed_buckets;
+#[cfg(all(test, backpressure_loom))]
+mod model;
 pub(crate) mod permit;
 mod queue;
 pub(crate) mod response;

@@ -3,54 +3,26 @@
 //!
 //! `RUSTFLAGS="--cfg backpressure_loom" cargo test --lib`
 
-use std::{
-    sync::Arc as StdArc,
-    task::{Wake, Waker},
-};
-
-use loom::{model::Builder, sync::Notify, thread};
+use loom::thread;
 
 use super::*;
-use crate::sync::Arc;
+use crate::{
+    admission::model::{self, enter_and_leave},
+    sync::Arc,
+};
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(model);
+    model::check(2, model);
+}
+
+fn acquire(bucket: &Bucket) {
+    model::acquire(bucket, 1);
 }
 
 /// One that refills so slowly that it never does.
 fn bucket(burst: u64) -> Arc<Bucket> {
     let rate = Rate::per_hour(1).burst(burst);
     Arc::new(Bucket::new("model", rate, Clock::default()))
-}
-
-struct Parked(Notify);
-
-impl Wake for Parked {
-    fn wake(self: StdArc<Self>) {
-        self.0.notify();
-    }
-}
-
-/// Waits for a token as a task would; the timer never fires.
-fn acquire(bucket: &Bucket) {
-    if bucket.try_admit(1) {
-        return;
-    }
-    let parked = StdArc::new(Parked(Notify::new()));
-    let waker = Waker::from(StdArc::clone(&parked));
-    let ticket = match bucket.enter(1, waker.clone()) {
-        Entered::Admitted => return,
-        Entered::Refused(_) => panic!("the queue is long enough"),
-        Entered::Waiting(ticket, _) => ticket,
-    };
-    loop {
-        parked.0.wait();
-        if bucket.redeem(&ticket, &waker).is_ok() {
-            return;
-        }
-    }
 }
 
 #[test]
@@ -101,15 +73,7 @@ fn a_waiter_that_leaves_while_it_is_granted_passes_the_token_on() {
         assert!(bucket.try_admit(1));
         let leaver = {
             let bucket = bucket.clone();
-            thread::spawn(move || match bucket.enter(1, Waker::noop().clone()) {
-                Entered::Admitted => bucket.give_back(1),
-                Entered::Refused(_) => panic!("the queue is long enough"),
-                Entered::Waiting(ticket, _) => {
-                    if bucket.leave(ticket) {
-                        bucket.give_back(1);
-                    }
-                }
-            })
+            thread::spawn(move || enter_and_leave(&*bucket, 1))
         };
         let waiter = {
             let bucket = bucket.clone();

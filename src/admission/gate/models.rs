@@ -2,22 +2,20 @@
 //!
 //! `RUSTFLAGS="--cfg backpressure_loom" cargo test --lib`
 
-use std::{
-    sync::Arc as StdArc,
-    task::{Wake, Waker},
-};
-
-use loom::{model::Builder, sync::Notify, thread};
+use loom::thread;
 
 use super::*;
-use crate::sync::Arc;
+use crate::{
+    admission::model::{self, enter_and_leave},
+    sync::Arc,
+};
 
-/// Three preemptions: two find each classic bug (check-then-add, a lost hand-off), and three still
-/// take only seconds.
 fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
+    model::check(3, model);
+}
+
+fn acquire(gate: &Gate) {
+    model::acquire(gate, ());
 }
 
 fn gate(limit: usize) -> Arc<Gate> {
@@ -37,48 +35,6 @@ impl Inside {
         let before = self.0.fetch_add(1, SeqCst);
         assert!(before < at_most, "{} inside, limit {at_most}", before + 1);
         self.0.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Blocks a model's thread until it is woken; a lost wakeup is a deadlock, which loom reports.
-struct Parked(Notify);
-
-impl Wake for Parked {
-    fn wake(self: StdArc<Self>) {
-        self.0.notify();
-    }
-}
-
-/// Waits for a permit as a task would.
-fn acquire(gate: &Gate) {
-    if gate.try_admit(()) {
-        return;
-    }
-    let parked = StdArc::new(Parked(Notify::new()));
-    let waker = Waker::from(StdArc::clone(&parked));
-    let ticket = match gate.enter((), waker.clone()) {
-        Entered::Admitted => return,
-        Entered::Refused(_) => panic!("the queue is long enough"),
-        Entered::Waiting(ticket, _) => ticket,
-    };
-    loop {
-        parked.0.wait();
-        if gate.redeem(&ticket, &waker).is_ok() {
-            return;
-        }
-    }
-}
-
-/// Comes, and goes again without having looked, whatever became of it.
-fn enter_and_leave(gate: &Gate) {
-    match gate.enter((), Waker::noop().clone()) {
-        Entered::Admitted => gate.give_back(()),
-        Entered::Refused(_) => panic!("the queue is long enough"),
-        Entered::Waiting(ticket, _) => {
-            if gate.leave(ticket) {
-                gate.give_back(());
-            }
-        }
     }
 }
 
@@ -172,7 +128,7 @@ fn a_waiter_that_leaves_while_it_is_granted_hands_the_permit_on() {
         assert!(gate.try_admit(()));
         let leaver = {
             let gate = gate.clone();
-            thread::spawn(move || enter_and_leave(&gate))
+            thread::spawn(move || enter_and_leave(&*gate, ()))
         };
         let waiter = {
             let gate = gate.clone();
