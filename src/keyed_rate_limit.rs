@@ -45,17 +45,20 @@
 //!
 //! With [`max_wait`] a request whose token is there within that time waits for it, in its response
 //! future and in line with the others of its key; then it waits for the inner service to be ready, and
-//! is sent. So at most `rate · max_wait` requests of a key wait.
+//! is sent. So at most `rate · max_wait` requests of a key wait, and [`max_waiting`] (1024) of all. Their
+//! global tokens are taken when they come, not when they are sent.
 //!
 //! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket; one takes less than 200 bytes,
 //! however long the key is. A key whose bucket is full again is forgotten, which loses nothing, when room
-//! is needed. When there is none, keys that are new share overflow buckets, each at the rate of one key,
-//! with others that are: a flood of made-up keys hurts those, and not the keys that are known.
+//! is needed. When there is none, keys that are new share overflow buckets, each at the common rate of one
+//! key whatever their own, with others that are: a flood of made-up keys hurts those, and not the keys
+//! that are known.
 //!
 //! # Errors
 //! [`Overloaded`] with [`Reason::Quota`] if it is the client's own quota that is used up, and
-//! [`Reason::AtLimit`] if it is the global rate or an overflow bucket. `retry_after` is the exact
-//! time until there is a token. Errors of the inner service are passed on.
+//! [`Reason::AtLimit`] if it is the global rate or an overflow bucket; with [`max_wait`] also
+//! [`Reason::QueueFull`](crate::Reason::QueueFull). `retry_after` is the time until there is a token of
+//! both kinds. Errors of the inner service are passed on.
 //!
 //! # Cancellation
 //! A token is taken in `call` and is spent, whatever becomes of the request. Only one that is still
@@ -67,6 +70,7 @@
 //!
 //! [`max_keys`]: KeyedRateLimitLayer::max_keys
 //! [`max_wait`]: KeyedRateLimitLayer::max_wait
+//! [`max_waiting`]: KeyedRateLimitLayer::max_waiting
 //! [`Reason::Quota`]: crate::Reason::Quota
 //! [`Reason::AtLimit`]: crate::Reason::AtLimit
 
@@ -91,6 +95,7 @@ use crate::{
         bucket::Bucket,
         keyed_buckets::{Fingerprint, KeyedBuckets, Taken},
     },
+    rate_limit,
     sync::Arc,
 };
 
@@ -147,11 +152,18 @@ impl<K> KeyedRateLimitLayer<K> {
         self
     }
 
+    /// At most so many requests wait, of all keys together: 1024 unless set.
+    pub fn max_waiting(self, max_waiting: usize) -> Self {
+        self.handle.buckets.bounds.set_max_waiting(max_waiting);
+        self
+    }
+
     /// A rate for all keys together; nobody waits for that one. A request takes a token of its key's and one of everybody's, or
     /// neither. The first global rate given stays.
     pub fn global(self, rate: Rate) -> Self {
         let buckets = &self.handle.buckets;
-        let global = || Bucket::new("keyed_rate_limit", rate, buckets.clock().clone());
+        let bucket = || Bucket::new("keyed_rate_limit", rate, buckets.clock().clone());
+        let global = || Arc::new(bucket());
         buckets.global.get_or_init(global);
         self
     }
@@ -231,11 +243,12 @@ where
         match reserved {
             Err(overloaded) => ResponseFuture::refused(overloaded).into(),
             Ok(reserved) => {
+                let wait = reserved.taken.wait;
                 let put_back = PutBack {
                     handle: self.limit.handle.clone(),
-                    reserved,
+                    reserved: Some(reserved),
                 };
-                KeyedResponseFuture::waiting(put_back, self.inner.clone(), request)
+                KeyedResponseFuture::waiting(wait, put_back, self.inner.clone(), request)
             }
         }
     }
@@ -253,20 +266,24 @@ impl<S: Clone, K> Clone for KeyedRateLimit<S, K> {
 /// Puts a token back that is not waited for to its end.
 struct PutBack {
     handle: Handle,
-    reserved: Reserved,
+    /// Until it is too late.
+    reserved: Option<Reserved>,
 }
 
 impl PutBack {
-    /// How long it is until the token is there.
-    fn wait(&self) -> Duration {
-        self.reserved.taken.wait
+    /// The token is there, and is spent.
+    fn disarm(&mut self) {
+        self.reserved = None;
     }
 }
 
 impl Drop for PutBack {
     fn drop(&mut self) {
-        let Reserved { key, taken } = self.reserved;
-        self.handle.buckets.put_back(key, taken);
+        let buckets = &self.handle.buckets;
+        buckets.stop_waiting();
+        if let Some(Reserved { key, taken }) = self.reserved {
+            buckets.put_back(key, taken);
+        }
     }
 }
 
@@ -340,7 +357,8 @@ impl Handle {
     }
 
     /// Changes the rate of all keys but those that have one of their own. The tokens in their buckets
-    /// stay, but for those that no longer fit; no fresh burst is granted.
+    /// stay, but for those that no longer fit; no fresh burst is granted. Requests that wait already keep
+    /// the time that they were given.
     ///
     /// It goes through all keys, so it is not for every request.
     pub fn set_rate(&self, rate: Rate) {
@@ -352,7 +370,14 @@ impl Handle {
         self.buckets.set_max_keys(max_keys);
     }
 
-    /// Takes a token of this key's. A new key gets the rate of all.
+    /// The global rate, if there is one: to look at it and to change it.
+    pub fn global(&self) -> Option<rate_limit::Handle> {
+        let global = self.buckets.global.get()?;
+        Some(rate_limit::Handle::new(Arc::clone(global)))
+    }
+
+    /// Takes a token of this key's, and one of everybody's, or neither. A key that is new gets the common
+    /// rate, as the handle does not know of [`rate_of`](KeyedRateLimitLayer::rate_of).
     ///
     /// Keys are the same if their hashes are, so use the type that the layer's function gives, or one
     /// that hashes alike (`&str` and `String` do).

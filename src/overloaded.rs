@@ -105,7 +105,7 @@ impl fmt::Display for Overloaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "overloaded: {} refused the request: {}; retry in {:?}",
+            "overloaded: {} refused the request: {}; retry in {:.1?}",
             self.layer, self.reason, self.retry_after
         )
     }

@@ -22,7 +22,7 @@ use crate::{ConfigError, algorithm::token_bucket::Refill};
 /// that an hourly rate with its default burst may bring an hour's worth at once: set a burst where that
 /// would hurt.
 ///
-/// Rates from one in 500 years to a thousand million a second are kept without drift: the time of
+/// Rates from one in 100 years to a thousand million a second are kept without drift: the time of
 /// each token is computed from the start, not from the token before it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
@@ -62,7 +62,7 @@ impl Rate {
     /// One each `period`.
     ///
     /// # Panics
-    /// If `period` is zero or above 500 years.
+    /// If `period` is zero or above 100 years.
     pub fn every(period: Duration) -> Self {
         Self::literal(1, period)
     }
@@ -81,17 +81,17 @@ impl Rate {
     /// `count` each `period`, at most `burst` saved up: for values that arrive at run time.
     ///
     /// # Errors
-    /// If `count`, `period` or `burst` is zero, `burst` is above 2^40, `period` above 500 years, or it
+    /// If `count`, `period` or `burst` is zero, `burst` is above 2^40, `period` above 100 years, or it
     /// comes to more than a thousand million a second.
     pub fn new(count: u64, period: Duration, burst: u64) -> Result<Self, ConfigError> {
-        const MAX_PERIOD: Duration = Duration::from_secs(500 * 366 * 24 * 3600);
+        const MAX_PERIOD: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
         if count == 0 {
             return Err(ConfigError::new("rate", "at least 1 in its period"));
         }
         if period.is_zero() || period.as_nanos() > MAX_PERIOD.as_nanos() {
             return Err(ConfigError::new(
                 "period of a rate",
-                "above 0 and at most 500 years",
+                "above 0 and at most 100 years",
             ));
         }
         if count as u128 > period.as_nanos() {
@@ -178,11 +178,11 @@ mod tests {
             ),
             (
                 Rate::new(1, Duration::ZERO, 1),
-                "period of a rate must be above 0 and at most 500 years",
+                "period of a rate must be above 0 and at most 100 years",
             ),
             (
                 Rate::new(1, Duration::MAX, 1),
-                "period of a rate must be above 0 and at most 500 years",
+                "period of a rate must be above 0 and at most 100 years",
             ),
             (
                 Rate::new(1, second, 0),

@@ -32,12 +32,12 @@
 //!
 //! # Behaviour
 //! A bucket holds up to [`burst`](Rate::burst) tokens, is full at first, and refills steadily. In any
-//! stretch of time `t` at most `burst + rate · t` requests pass (and one for rounding): there is no
-//! window at whose edge twice as many do.
+//! stretch of time `t` at most `burst + rate · t` services get ready (and one for rounding): there is no
+//! window at whose edge twice as many do. (Services that are kept ready, and called later, hold tokens
+//! that were taken then.)
 //!
 //! `poll_ready` takes a token and is `Pending` until there is one; `call` uses it. Callers that wait
-//! are served in the order in which they were first polled. The head of the queue alone has a timer, so
-//! a long queue costs no more than a short one. Waits are bounded: by [`max_waiting`] (1024 unless you
+//! are served in the order in which they were first polled, and one is woken for each token. Waits are bounded: by [`max_waiting`] (1024 unless you
 //! say otherwise) and, if you set it, by [`max_wait`]; a request that would certainly wait longer than
 //! that is refused at once. tokio's timers tick in milliseconds, so above a thousand requests a second
 //! a waiting queue keeps up with the rate only if the burst is at least `rate / 1000`.
@@ -125,9 +125,7 @@ impl RateLimitLayer {
 
     /// A handle on this rate limit.
     pub fn handle(&self) -> Handle {
-        Handle {
-            bucket: Arc::clone(&self.bucket),
-        }
+        Handle::new(Arc::clone(&self.bucket))
     }
 }
 
@@ -208,6 +206,10 @@ pub struct Handle {
 }
 
 impl Handle {
+    pub(crate) fn new(bucket: Arc<Bucket>) -> Self {
+        Self { bucket }
+    }
+
     /// The state of the rate limit now.
     pub fn snapshot(&self) -> Snapshot {
         self.bucket.snapshot()

@@ -279,6 +279,76 @@ async fn one_that_stops_waiting_puts_its_token_back_unless_others_wait_behind_it
     assert_eq!(layer.handle().tokens(&1), Some(0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn not_more_wait_than_may_wait() {
+    let layer = layer(Rate::per_second(10).burst(1))
+        .max_wait(Duration::MAX)
+        .max_waiting(2);
+    let service = layer.layer(Probe::new());
+    let call = |key| {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        service.call(key)
+    };
+    for key in [1, 2, 3] {
+        finish(call(key)).unwrap();
+    }
+    let waiting = [call(1), call(2)];
+    assert_eq!(layer.handle().snapshot().waiting, 2);
+    assert_refused(finish(call(3)), Reason::QueueFull);
+    for response in waiting {
+        response.await.unwrap();
+    }
+    assert_eq!(layer.handle().snapshot().waiting, 0);
+    drop(call(3));
+    assert_eq!(layer.handle().snapshot().waiting, 0);
+}
+
+/// What is asked of the user is asked outside the locks.
+#[tokio::test(start_paused = true)]
+async fn the_function_that_finds_a_rate_may_use_the_limit_and_may_panic() {
+    let slot: Arc<std::sync::OnceLock<Handle>> = Arc::default();
+    let handle = Arc::clone(&slot);
+    let layer = layer(Rate::per_second(10))
+        .max_keys(1)
+        .rate_of(move |key: &u32| {
+            assert_ne!(*key, 13, "the function panics");
+            let handle = handle.get().expect("set below");
+            let _ = handle.tokens(key);
+            (handle.snapshot().keys < 1000).then(|| Rate::per_second(1).burst(1))
+        });
+    slot.set(layer.handle()).unwrap();
+    let service = layer.layer(Probe::new());
+    for _ in 0..3 {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        let call = std::panic::AssertUnwindSafe(|| drop(service.call(13)));
+        assert!(std::panic::catch_unwind(call).is_err());
+    }
+    assert_eq!(layer.handle().snapshot().keys, 0, "no key is lost");
+    let mut service = service.clone();
+    assert!(poll_ready(&mut service).is_ready());
+    finish(service.call(7)).unwrap();
+    assert_eq!(layer.handle().tokens(&7), Some(0), "with a rate of its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_global_rate_has_a_handle() {
+    let layer = layer(Rate::per_second(10).burst(10));
+    assert!(layer.handle().global().is_none());
+    let layer = layer.global(Rate::per_second(1).burst(2));
+    let handle = layer.handle();
+    assert_eq!(drain(&handle, 1), 2);
+    // Both tokens are needed: the key's is there, everybody's is not for a second.
+    assert_eq!(handle.try_acquire(&1).unwrap_err().retry_after(), ms(1000));
+    handle
+        .global()
+        .unwrap()
+        .set_rate(Rate::per_second(100).burst(2));
+    time::advance(ms(10)).await;
+    assert_eq!(drain(&handle, 1), 1);
+}
+
 // Bounded memory.
 
 #[tokio::test(start_paused = true)]

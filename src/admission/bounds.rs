@@ -34,8 +34,9 @@ pub(crate) struct Bounds {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rejected {
-    /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`]. A
-    /// [`LoadShed`](crate::LoadShed) is refused when it asks, that is in its `poll_ready`.
+    /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`], or
+    /// [`Reason::ExceedsBurst`]. A [`LoadShed`](crate::LoadShed) is refused when it asks, that is in its
+    /// `poll_ready`.
     pub at_limit: u64,
     /// Refused because the queue was full: [`Reason::QueueFull`].
     pub queue_full: u64,
@@ -89,7 +90,7 @@ impl Bounds {
 
     /// Applies to callers that come from now on.
     pub(crate) fn set_max_wait(&self, max_wait: Option<Duration>) {
-        let max_wait = max_wait.map_or(NO_BOUND, nanos);
+        let max_wait = max_wait.map_or(NO_BOUND, |wait| nanos(wait).min(NO_BOUND - 1));
         self.max_wait.store(max_wait, Relaxed);
     }
 

@@ -9,10 +9,12 @@
 //! computes from the same word. The rate rarely changes; it is read under a sequence lock, which costs
 //! a reader two loads.
 //!
-//! Nobody gives tokens back as permits are given back: time brings them. So the head of the queue, and
-//! it alone, sleeps until its tokens are there. Whoever finds tokens there (`settle`) gives them to
-//! those who wait, in their order, and wakes the new head, which sets its own timer. One timer is
-//! set and one caller is woken at a time, however many wait.
+//! Nobody gives tokens back as permits are given back: time brings them. Each caller that waits is told
+//! when its tokens will be there, sets a timer for that, and when it fires gives what tokens there are
+//! to those who wait, in their order (`settle`). So one caller is woken for each token, and one that
+//! does not look when it is woken costs the others nothing but its own token. When somebody leaves the
+//! queue, or the rate changes, the timers of those behind are no longer right; each of them is told once
+//! more when it has become the head.
 
 #[cfg(all(test, backpressure_loom))]
 mod models;
@@ -53,8 +55,17 @@ struct Slow {
     queue: Queue<u64>,
     /// What all of them ask for. Wide enough for any number of them.
     demand: u128,
-    /// The number of the head that was last told that it is the head.
+    /// The timers of tickets up to this number may be late.
+    stale: u64,
+    /// The number of the head that was last told to set its timer anew.
     told: u64,
+}
+
+impl Slow {
+    fn timers_are_stale(&mut self) {
+        self.stale = self.queue.last();
+        self.told = 0;
+    }
 }
 
 /// The state of a rate limit at one moment.
@@ -96,6 +107,7 @@ impl Bucket {
                 rate,
                 queue: Queue::new(),
                 demand: 0,
+                stale: 0,
                 told: 0,
             }),
         }
@@ -105,12 +117,13 @@ impl Bucket {
     pub(crate) fn set_rate(&self, rate: Rate) {
         let mut slow = lock(&self.slow);
         let before = self.refill.load();
+        self.refill.begin(); // so that whoever still reads `before` has read the clock before us
         let now = self.clock.nanos();
         // What has overflowed so far is lost, even if more fits from now on.
-        let _ = self.taken(&before, self.word.load(Relaxed), now, 0);
-        self.refill.store(rate.refill().following(&before, now));
+        let _ = self.taken(&before, self.word.load(Acquire), now, 0);
+        self.refill.finish(rate.refill().following(&before, now));
         slow.rate = rate;
-        slow.told = 0; // the head has to set its timer anew
+        slow.timers_are_stale();
         drop(slow);
         self.settle(0);
     }
@@ -118,7 +131,7 @@ impl Bucket {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let slow = lock(&self.slow);
         let now = self.clock.nanos();
-        let word = self.word.load(Relaxed);
+        let word = self.word.load(Acquire);
         let waited = |since| Duration::from_nanos(now).saturating_sub(since);
         Snapshot {
             rate: slow.rate,
@@ -130,9 +143,35 @@ impl Bucket {
         }
     }
 
+    #[inline(always)]
+    fn try_take(&self, n: u64) -> bool {
+        let now = self.clock.nanos(); // a call, so before what is kept in registers
+        let refill = self.refill.load();
+        let mut word = self.word.load(Acquire);
+        while word & QUEUED == 0 {
+            let Some(taken) = self.taken(&refill, word, now, n) else {
+                return false;
+            };
+            match self.swap(word, taken) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    /// Where others wait, they may only have been slow to look.
+    #[cold]
+    fn try_take_after_others(&self, n: u64) -> bool {
+        self.word.load(Relaxed) & QUEUED != 0 && {
+            self.settle(0);
+            self.try_take(n)
+        }
+    }
+
     /// How long until `n` tokens are there that are not now.
     pub(crate) fn wait(&self, n: u64) -> Duration {
-        let spent = self.spent(self.word.load(Relaxed));
+        let spent = self.spent(self.word.load(Acquire));
         let wait = self.refill.load().wait(spent, self.clock.nanos(), n);
         Duration::from_nanos(wait)
     }
@@ -160,7 +199,7 @@ impl Bucket {
     #[inline]
     fn swap(&self, from: u64, to: u64) -> Result<(), u64> {
         self.word
-            .compare_exchange_weak(from, to, AcqRel, Relaxed)
+            .compare_exchange_weak(from, to, AcqRel, Acquire)
             .map(drop)
     }
 
@@ -168,8 +207,8 @@ impl Bucket {
         ticket.is_due(self.granted.load(Acquire))
     }
 
-    /// Gives what tokens are there to those who wait, in their order, and tells a new head that it is
-    /// the head. All are woken but the caller itself, which is the one with ticket `me`.
+    /// Gives what tokens are there to those who wait, in their order, and tells the next one to set its
+    /// timer anew if it has to. All are woken but the caller itself, which is the one with ticket `me`.
     #[cold]
     fn settle(&self, me: u64) {
         let mut more = true;
@@ -179,7 +218,7 @@ impl Bucket {
                 return;
             };
             let refill = self.refill.load();
-            let word = self.word.load(Relaxed);
+            let word = self.word.load(Acquire);
             // Whoever came before the burst was lowered below what it asks for takes a full bucket, and
             // the tokens that come next.
             let there = n.min(refill.burst);
@@ -194,7 +233,7 @@ impl Bucket {
                     slow.demand -= u128::from(n);
                     slow.queue.pop().map(|(_, waker)| waker)
                 }
-                None if slow.told == number => return,
+                None if number > slow.stale || number == slow.told => return,
                 None => {
                     slow.told = number;
                     more = false;
@@ -219,19 +258,7 @@ impl Limiter for Bucket {
 
     #[inline(always)] // a call saves and restores more than it does
     fn try_admit(&self, n: u64) -> bool {
-        let now = self.clock.nanos(); // a call, so before what is kept in registers
-        let refill = self.refill.load();
-        let mut word = self.word.load(Relaxed);
-        while word & QUEUED == 0 {
-            let Some(taken) = self.taken(&refill, word, now, n) else {
-                return false;
-            };
-            match self.swap(word, taken) {
-                Ok(()) => return true,
-                Err(now) => word = now,
-            }
-        }
-        false
+        self.try_take(n) || self.try_take_after_others(n)
     }
 
     #[cold]
@@ -240,7 +267,7 @@ impl Limiter for Bucket {
         let refill = self.refill.load();
         let now = self.clock.nanos();
         loop {
-            let word = self.word.load(Relaxed);
+            let word = self.word.load(Acquire);
             if word & QUEUED == 0 {
                 if let Some(taken) = self.taken(&refill, word, now, n) {
                     if self.swap(word, taken).is_ok() {
@@ -260,10 +287,6 @@ impl Limiter for Bucket {
             } else if word & QUEUED != 0 || self.swap(word, word | QUEUED).is_ok() {
                 slow.demand += u128::from(n);
                 let ticket = slow.queue.push(waker, Duration::from_nanos(now), n);
-                if slow.queue.len() > 1 {
-                    return Entered::Waiting(ticket, None);
-                }
-                slow.told = ticket.number();
                 return Entered::Waiting(ticket, Some(wait));
             } else {
                 continue;
@@ -272,7 +295,9 @@ impl Limiter for Bucket {
         }
     }
 
-    /// The head of the queue has to look again when its tokens are there.
+    /// It has to look again when its tokens are there. How many are wanted before it is taken from the
+    /// numbers: one for each, which may be too few, and then it looks again; where some have left it is
+    /// too many, and then it is told when it is the head.
     fn redeem(&self, ticket: &Ticket, waker: &Waker) -> Result<(), Option<Duration>> {
         if self.is_granted(ticket) {
             return Ok(());
@@ -284,16 +309,15 @@ impl Limiter for Bucket {
             return Ok(());
         }
         let replaced = slow.queue.wake_with(ticket, waker);
-        let look_again = match slow.queue.head() {
-            Some((number, &n)) if number == ticket.number() => {
-                slow.told = number;
-                Some(self.wait(n.min(self.refill.load().burst)))
-            }
-            _ => None,
-        };
+        let n = (*slow.queue.with(ticket)).min(self.refill.load().burst);
+        let head = slow.queue.head().map_or(0, |(number, _)| number);
+        if head == ticket.number() {
+            slow.told = head;
+        }
+        let look_again = self.wait(behind((ticket.number() - head).into(), n));
         drop(slow);
         drop(replaced);
-        Err(look_again)
+        Err(Some(look_again))
     }
 
     fn leave(&self, ticket: Ticket) -> bool {
@@ -303,6 +327,7 @@ impl Limiter for Bucket {
         }
         let (n, waker) = slow.queue.remove(ticket);
         slow.demand -= u128::from(n);
+        slow.timers_are_stale();
         if slow.queue.is_empty() {
             self.word.fetch_and(!QUEUED, AcqRel);
         }
@@ -315,6 +340,7 @@ impl Limiter for Bucket {
     fn give_back(&self, n: u64) {
         let before = self.word.fetch_sub(n * ONE, AcqRel);
         if before & QUEUED != 0 {
+            lock(&self.slow).timers_are_stale();
             self.settle(0);
         }
     }
@@ -326,7 +352,7 @@ impl Limiter for Bucket {
             false => reason,
         };
         self.bounds.count(reason);
-        let ahead = match self.word.load(Relaxed) & QUEUED {
+        let ahead = match self.word.load(Acquire) & QUEUED {
             0 => 0,
             _ => lock(&self.slow).demand,
         };
@@ -392,15 +418,19 @@ impl SharedRefill {
         }
     }
 
-    fn store(&self, refill: Refill) {
-        let version = self.version.load(Relaxed) & !0xff;
-        self.version.store(version + WRITING, Relaxed);
+    /// Keeps readers waiting until [`finish`](Self::finish).
+    fn begin(&self) {
+        self.version.fetch_add(WRITING, Acquire);
         fence(Release);
+    }
+
+    fn finish(&self, refill: Refill) {
+        let version = self.version.load(Relaxed) & !0xff;
         self.origin.store(refill.origin, Relaxed);
         self.base.store(refill.base, Relaxed);
         self.multiplier.store(refill.multiplier, Relaxed);
         self.burst.store(refill.burst, Relaxed);
         let shift = u64::from(refill.shift);
-        self.version.store(version + 2 * WRITING + shift, Release);
+        self.version.store(version + WRITING + shift, Release);
     }
 }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     Clock, Overloaded, Rate, Reason,
     algorithm::token_bucket::{Token, TokenBucket},
-    sync::{AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock},
+    sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock, try_lock},
 };
 
 /// Enough that a few dozen threads seldom meet.
@@ -45,12 +45,15 @@ pub(crate) struct KeyedBuckets {
     /// For those without a key: it has no buckets but the shared one.
     anonymous: Mutex<Shard>,
     /// For all keys together.
-    pub(crate) global: OnceLock<Bucket>,
+    pub(crate) global: OnceLock<Arc<Bucket>>,
     rate: Mutex<Rate>,
     clock: Clock,
     max_keys: AtomicUsize,
     keys: AtomicUsize,
     overflowed: AtomicU64,
+    waiting: AtomicUsize,
+    /// Held while the rate is changed, for all shards alike.
+    changing: Mutex<()>,
     pub(crate) bounds: Bounds,
 }
 
@@ -102,7 +105,9 @@ pub struct Snapshot {
     pub max_keys: usize,
     /// How many requests had to share an overflow bucket so far.
     pub overflowed: u64,
-    /// How many requests were admitted so far.
+    /// How many requests wait for their token.
+    pub waiting: usize,
+    /// How many requests were admitted so far, those that wait included.
     pub admitted: u64,
     /// How many were refused so far, and why: [`Reason::Quota`] by their key's own bucket,
     /// [`Reason::AtLimit`] by the global rate or an overflow bucket.
@@ -131,6 +136,8 @@ impl KeyedBuckets {
             max_keys: AtomicUsize::new(100_000),
             keys: AtomicUsize::new(0),
             overflowed: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            changing: Mutex::new(()),
             bounds: Bounds::new("keyed_rate_limit"),
         }
     }
@@ -145,7 +152,7 @@ impl KeyedBuckets {
         Fingerprint(high << 64 | u128::from(hasher.finish()))
     }
 
-    /// Takes a token of that key's, and one of everybody's, or neither. `rate` is asked when the key is
+    /// Takes a token of that key's, and one of everybody's, or neither. `rate` is asked if the key is
     /// new; where it gives none, it is the rate of all. The key's token is taken ahead of its time if
     /// that is no more than `max_wait` away.
     pub(crate) fn take(
@@ -160,16 +167,23 @@ impl KeyedBuckets {
             None => self
                 .take_from(&mut shard.shared, now, max_wait, Reason::Quota)
                 .map(Taken::shared),
-            Some(Fingerprint(key)) => match shard.buckets.get_mut(&key) {
+            Some(key) => match shard.buckets.get_mut(&key.0) {
                 Some(own) => self.take_from(&mut own.bucket, now, max_wait, Reason::Quota),
-                None => self.take_new(&mut shard, key, now, max_wait, rate),
+                None => {
+                    // Foreign code, which may take its time, panic, or come back here: not under the
+                    // lock.
+                    drop(shard);
+                    let own_rate = rate();
+                    shard = lock(self.shard(Some(key)));
+                    self.take_new(&mut shard, key.0, now, max_wait, own_rate)
+                }
             },
         };
         shard.admitted += u64::from(taken.is_ok());
         taken
     }
 
-    /// For a key that has no bucket: makes one if there may be another.
+    /// For a key that had no bucket: makes one if there may be another.
     #[cold]
     fn take_new(
         &self,
@@ -177,8 +191,11 @@ impl KeyedBuckets {
         key: u128,
         now: u64,
         max_wait: Option<Duration>,
-        rate: impl FnOnce() -> Option<Rate>,
+        own_rate: Option<Rate>,
     ) -> Result<Taken, Box<Overloaded>> {
+        if let Some(own) = shard.buckets.get_mut(&key) {
+            return self.take_from(&mut own.bucket, now, max_wait, Reason::Quota);
+        }
         if !self.reserve_key() {
             self.sweep(shard, now);
             if !self.reserve_key() {
@@ -189,7 +206,6 @@ impl KeyedBuckets {
                     .map(Taken::shared);
             }
         }
-        let own_rate = rate();
         let rate = own_rate.unwrap_or_else(|| *lock(&self.rate));
         let mut bucket = TokenBucket::new(rate.refill(), now);
         shard.drawn_on &= !shard.shared.is_full(now);
@@ -219,22 +235,40 @@ impl KeyedBuckets {
         let (token, wait) = bucket.next(now);
         let due = now.saturating_add(wait);
         let wait = Duration::from_nanos(wait);
-        let (reason, wait) = if wait > max_wait.unwrap_or_default() {
-            (reason, wait)
+        let reason = if wait > max_wait.unwrap_or_default() {
+            reason
+        } else if !wait.is_zero() && !self.reserve_waiting() {
+            Reason::QueueFull
+        } else if self.global.get().is_none_or(|global| global.try_admit(1)) {
+            bucket.take(token);
+            let token = Some(token);
+            return Ok(Taken { token, due, wait });
         } else {
-            match self.global.get() {
-                Some(global) if !global.try_admit(1) => (Reason::AtLimit, global.wait(1)),
-                _ => {
-                    bucket.take(token);
-                    let token = Some(token);
-                    return Ok(Taken { token, due, wait });
-                }
+            if !wait.is_zero() {
+                self.waiting.fetch_sub(1, Relaxed);
             }
+            Reason::AtLimit
         };
         self.bounds.count(reason);
-        let retry_after = wait.max(SHORTEST_RETRY_AFTER);
+        // Both tokens are needed, so it is the later one that counts.
+        let global = self.global.get().map(|global| global.wait(1));
+        let retry_after = wait
+            .max(global.unwrap_or_default())
+            .max(SHORTEST_RETRY_AFTER);
         let overloaded = Overloaded::new(self.bounds.name(), reason, retry_after);
         Err(Box::new(overloaded))
+    }
+
+    /// Counts one more request that waits, if there may be another.
+    fn reserve_waiting(&self) -> bool {
+        let most = self.bounds.max_waiting();
+        let more = |waiting| (waiting < most).then_some(waiting + 1);
+        self.waiting.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// One that waited does no longer.
+    pub(crate) fn stop_waiting(&self) {
+        self.waiting.fetch_sub(1, Relaxed);
     }
 
     /// Puts a token back that was taken ahead of its time, if it is not there yet.
@@ -266,7 +300,7 @@ impl KeyedBuckets {
     fn sweep(&self, shard: &mut Shard, now: u64) {
         let mut forgotten = shard.sweep(now);
         if forgotten == 0 {
-            let others = self.shards.iter().filter_map(|other| other.try_lock().ok());
+            let others = self.shards.iter().filter_map(try_lock);
             forgotten = others.map(|mut other| other.sweep(now)).sum();
         }
         self.keys.fetch_sub(forgotten, Relaxed);
@@ -274,6 +308,7 @@ impl KeyedBuckets {
 
     /// For all keys but those that have a rate of their own.
     pub(crate) fn set_rate(&self, rate: Rate) {
+        let _changing = lock(&self.changing);
         *lock(&self.rate) = rate;
         let refill = rate.refill();
         for shard in self.shards.iter().chain([&self.anonymous]) {
@@ -303,6 +338,7 @@ impl KeyedBuckets {
             keys: self.keys.load(Relaxed),
             max_keys: self.max_keys.load(Relaxed),
             overflowed: self.overflowed.load(Relaxed),
+            waiting: self.waiting.load(Relaxed),
             admitted: (self.shards.iter().chain([&self.anonymous]))
                 .map(|shard| lock(shard).admitted)
                 .sum(),

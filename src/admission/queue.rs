@@ -123,6 +123,16 @@ impl<T> Queue<T> {
         }
     }
 
+    /// The number of the caller that came last.
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// What is kept with a ticket, which must not be due.
+    pub(crate) fn with(&self, ticket: &Ticket) -> &T {
+        &self.waiter(ticket.slot).with
+    }
+
     /// The number of the head, and what is kept with it.
     pub(crate) fn head(&self) -> Option<(u64, &T)> {
         (self.head != NIL).then(|| {

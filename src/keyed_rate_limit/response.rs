@@ -5,6 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use pin_project_lite::pin_project;
@@ -36,7 +37,7 @@ pin_project! {
 struct Waiting<S, R> {
     timer: Pin<Box<Sleep>>,
     /// Until the token is there.
-    reserved: Option<PutBack>,
+    put_back: Option<PutBack>,
     inner: S,
     request: Option<R>,
 }
@@ -56,10 +57,10 @@ impl<S, R> KeyedResponseFuture<S, R>
 where
     S: Service<R>,
 {
-    pub(super) fn waiting(reserved: PutBack, inner: S, request: R) -> Self {
+    pub(super) fn waiting(wait: Duration, put_back: PutBack, inner: S, request: R) -> Self {
         let waiting = Waiting {
-            timer: Box::pin(sleep(reserved.wait())),
-            reserved: Some(reserved),
+            timer: Box::pin(sleep(wait)),
+            put_back: Some(put_back),
             inner,
             request: Some(request),
         };
@@ -75,9 +76,10 @@ where
     S::Error: Into<BoxError>,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<S::Future, BoxError>> {
-        if self.reserved.is_some() {
+        if let Some(put_back) = &mut self.put_back {
             ready!(self.timer.as_mut().poll(cx));
-            self.reserved = None; // too late to be put back
+            put_back.disarm();
+            self.put_back = None;
         }
         ready!(self.inner.poll_ready(cx)).map_err(Into::into)?;
         let request = self.request.take().expect("sent once");

@@ -48,6 +48,20 @@ fn no_token_is_taken_twice() {
 }
 
 #[test]
+fn no_token_is_taken_twice_when_the_bucket_overflows() {
+    check(|| {
+        let bucket = bucket(2);
+        bucket.set_rate(Rate::per_hour(1).burst(1)); // two are there, one fits
+        let other = {
+            let bucket = bucket.clone();
+            thread::spawn(move || usize::from(bucket.try_admit(1)))
+        };
+        let taken = usize::from(bucket.try_admit(1)) + other.join().unwrap();
+        assert_eq!(taken, 1);
+    });
+}
+
+#[test]
 fn a_token_that_is_put_back_reaches_whoever_waits() {
     check(|| {
         let bucket = bucket(1);
@@ -103,7 +117,8 @@ fn a_rate_is_never_read_half_changed() {
             let shared = shared.clone();
             thread::spawn(move || shared.load())
         };
-        shared.store(after);
+        shared.begin();
+        shared.finish(after);
         let read = reader.join().unwrap();
         assert!(read == before || read == after, "{read:?}");
         assert_eq!(shared.load(), after);
