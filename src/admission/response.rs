@@ -57,21 +57,28 @@ where
 {
     type Output = Result<H::Response, BoxError>;
 
-    #[inline]
+    #[inline(always)] // a few instructions around the inner future's own
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
-        let result = match state.as_mut().project() {
-            StateProjection::Admitted { future, .. } => Some(ready!(future.poll(cx))),
-            StateProjection::Refused { .. } | StateProjection::Done => None,
+        let StateProjection::Admitted { future, .. } = state.as_mut().project() else {
+            return Poll::Ready(Err(refusal(state.project_replace(State::Done))));
         };
+        let result = ready!(future.poll(cx));
         // Drops the inner future here, before what is held for it.
-        Poll::Ready(match (state.project_replace(State::Done), result) {
-            (StateOwned::Admitted { hold, .. }, Some(Ok(response))) => {
-                Ok(hold.until_done(response))
-            }
-            (StateOwned::Admitted { .. }, Some(Err(error))) => Err(error.into()),
-            (StateOwned::Refused { overloaded }, _) => Err(overloaded),
-            _ => panic!("polled after it completed"),
+        let StateOwned::Admitted { hold, .. } = state.project_replace(State::Done) else {
+            unreachable!("it was just polled")
+        };
+        Poll::Ready(match result {
+            Ok(response) => Ok(hold.until_done(response)),
+            Err(error) => Err(error.into()),
         })
+    }
+}
+
+#[cold]
+fn refusal<F, H>(state: StateOwned<F, H>) -> BoxError {
+    match state {
+        StateOwned::Refused { overloaded } => overloaded,
+        _ => panic!("polled after it completed"),
     }
 }
