@@ -376,7 +376,9 @@ fn behind(demand: u128, n: u64) -> u64 {
 }
 
 /// A [`Refill`] that is read without a lock and seldom written: a sequence lock. Writers are kept
-/// apart by the bucket's lock.
+/// apart by the bucket's lock. It has cache lines of its own, so that threads that fight for the bucket's
+/// word do not take it from each other as well.
+#[repr(align(64))]
 struct SharedRefill {
     /// Odd while it is written; above the lowest byte, which is the shift.
     version: AtomicU64,
