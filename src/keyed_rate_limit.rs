@@ -74,6 +74,7 @@
 //! [`Reason::Quota`]: crate::Reason::Quota
 //! [`Reason::AtLimit`]: crate::Reason::AtLimit
 
+mod key;
 mod response;
 
 use std::{
@@ -87,13 +88,17 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use self::response::KeyedResponseFuture;
+use self::key::Reserved;
+pub use self::{
+    key::{Key, WithRate},
+    response::KeyedResponseFuture,
+};
 pub use crate::admission::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, Overloaded, Rate, ResponseFuture,
     admission::{
         bucket::Bucket,
-        keyed_buckets::{Fingerprint, KeyedBuckets, Taken},
+        keyed_buckets::{Fingerprint, KeyedBuckets},
     },
     rate_limit,
     sync::Arc,
@@ -283,62 +288,6 @@ impl Drop for PutBack {
         buckets.stop_waiting();
         if let Some(Reserved { key, taken }) = self.reserved {
             buckets.put_back(key, taken);
-        }
-    }
-}
-
-/// What finds a request's key: a `Fn(&Request) -> Option<impl Hash>`, with or without
-/// [`rate_of`](KeyedRateLimitLayer::rate_of).
-pub trait Key<R>: sealed::Key<R> {}
-
-impl<R, K: sealed::Key<R>> Key<R> for K {}
-
-/// A function that finds the key, and one that finds the key's rate.
-#[derive(Debug)]
-pub struct WithRate<K, G> {
-    key: Arc<K>,
-    rate_of: G,
-}
-
-/// A token that was taken for a request, and for which key.
-#[derive(Clone, Copy)]
-#[allow(unnameable_types, reason = "of a sealed trait")]
-pub struct Reserved {
-    key: Option<Fingerprint>,
-    taken: Taken,
-}
-
-mod sealed {
-    use super::*;
-
-    pub trait Key<R> {
-        /// Takes a token for this request, now or ahead of its time.
-        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>>;
-    }
-
-    impl<R, K, F> Key<R> for F
-    where
-        F: Fn(&R) -> Option<K>,
-        K: Hash,
-    {
-        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>> {
-            let buckets = &limit.buckets;
-            let key = self(request).map(|key| buckets.fingerprint(&key));
-            limit.reserve(key, || None)
-        }
-    }
-
-    impl<R, K, F, G> Key<R> for WithRate<F, G>
-    where
-        F: Fn(&R) -> Option<K>,
-        K: Hash,
-        G: Fn(&K) -> Option<Rate>,
-    {
-        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>> {
-            let buckets = &limit.buckets;
-            let key = (self.key)(request);
-            let fingerprint = key.as_ref().map(|key| buckets.fingerprint(key));
-            limit.reserve(fingerprint, || (self.rate_of)(key.as_ref()?))
         }
     }
 }
