@@ -37,10 +37,11 @@
 //! that were taken then.)
 //!
 //! `poll_ready` takes a token and is `Pending` until there is one; `call` uses it. Callers that wait
-//! are served in the order in which they were first polled, and one is woken for each token. Waits are bounded: by [`max_waiting`] (1024 unless you
-//! say otherwise) and, if you set it, by [`max_wait`]; a request that would certainly wait longer than
-//! that is refused at once. tokio's timers tick in milliseconds, so above a thousand requests a second
-//! a waiting queue keeps up with the rate only if the burst is at least `rate / 1000`.
+//! are served in the order in which they were first polled, and one is woken for each token. Waits are
+//! bounded: by [`max_waiting`] (1024 unless you say otherwise) and, if you set it, by [`max_wait`]; a
+//! request that would certainly wait longer than that is refused at once. Waiting needs a tokio runtime
+//! with time enabled, and its timers tick in milliseconds: above a thousand requests a second a waiting
+//! queue keeps up with the rate only if the burst is at least `rate / 1000`.
 //!
 //! Under a [`LoadShedLayer`](crate::LoadShedLayer) nothing waits: without a token the request is refused
 //! at once.

@@ -196,8 +196,8 @@ impl Bucket {
         Some(word + n * ONE)
     }
 
-    /// Acquire and release, so that what was done before a token was put back happens before what is
-    /// done after it is taken again.
+    /// Acquire, also where it fails, as every load of the word: whoever sees a word sees what had been
+    /// lost when it was written. Release for that, and for what was done before a token was put back.
     #[inline]
     fn swap(&self, from: u64, to: u64) -> Result<(), u64> {
         self.word

@@ -20,8 +20,9 @@
 //!
 //! The rate, a fraction, is kept as a multiplier with 64 significant bits and a shift, so that `made`
 //! is one multiplication. It is rounded up, so that a token comes at its very nanosecond, or, decades
-//! later, one nanosecond before. When the rate changes, the origin becomes now and the base what has been made by now, which
-//! makes `made` continuous: nothing is won by changing it, and no more lost than a nanosecond.
+//! later, one nanosecond before. When the rate changes, the origin becomes now (less what the new rate
+//! takes for a token that is half made) and the base what has been made by now, which makes `made`
+//! continuous: nothing is won by changing the rate, and no more lost than a nanosecond.
 //!
 //! Times are nanoseconds from any fixed start. Only their differences count, which may be up to 292
 //! years; an origin may well lie before the start.
