@@ -163,8 +163,9 @@ impl<K> KeyedRateLimitLayer<K> {
         self
     }
 
-    /// A rate for all keys together; nobody waits for that one. A request takes a token of its key's and one of everybody's, or
-    /// neither. The first global rate given stays.
+    /// A rate for all keys together; nobody waits for that one. A request takes a token of its key's
+    /// and one of everybody's, or neither. The first global rate given stays; [`Handle::global`] changes
+    /// it at run time.
     pub fn global(self, rate: Rate) -> Self {
         let buckets = &self.handle.buckets;
         let bucket = || Bucket::new("keyed_rate_limit", rate, buckets.clock().clone());
