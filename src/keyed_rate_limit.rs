@@ -236,6 +236,7 @@ where
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
+    #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let reserved = match self.limit.key.take(&self.limit.handle, &request) {
             Ok(Reserved { taken, .. }) if taken.wait.is_zero() => {

@@ -199,6 +199,24 @@ async fn those_behind_one_that_leaves_move_up() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_token_that_is_put_back_brings_those_who_wait_forward() {
+    let layer = RateLimitLayer::new(Rate::per_second(10).burst(2));
+    let mut readied = layer.layer(Probe::new());
+    assert!(poll_ready(&mut readied).is_ready());
+    drain(&layer.handle());
+    let begun = now();
+    let waiting = tokio::spawn(layer.handle().acquire(2)); // 200 ms
+    time::sleep(ms(50)).await;
+    drop(readied);
+    waiting.await.unwrap().unwrap();
+    assert_eq!(
+        begun.elapsed(),
+        ms(100),
+        "one came with time, one was put back"
+    );
+}
+
 /// One that waits in the queue and is never polled again takes its own token with it, and no other.
 #[tokio::test(start_paused = true)]
 async fn an_abandoned_head_does_not_stop_those_behind_it() {

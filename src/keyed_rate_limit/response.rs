@@ -29,7 +29,8 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, F, R> {
-        Waiting { waiting: Waiting<S, R> },
+        // Boxed, which keeps the future of every request that need not wait small.
+        Waiting { waiting: Box<Waiting<S, R>> },
         Called { #[pin] response: ResponseFuture<F, ()> },
     }
 }
@@ -46,6 +47,7 @@ impl<S, R> From<ResponseFuture<S::Future, ()>> for KeyedResponseFuture<S, R>
 where
     S: Service<R>,
 {
+    #[inline]
     fn from(response: ResponseFuture<S::Future, ()>) -> Self {
         Self {
             state: State::Called { response },
@@ -58,12 +60,12 @@ where
     S: Service<R>,
 {
     pub(super) fn waiting(wait: Duration, put_back: PutBack, inner: S, request: R) -> Self {
-        let waiting = Waiting {
+        let waiting = Box::new(Waiting {
             timer: Box::pin(sleep(wait)),
             put_back: Some(put_back),
             inner,
             request: Some(request),
-        };
+        });
         Self {
             state: State::Waiting { waiting },
         }
@@ -94,6 +96,7 @@ where
 {
     type Output = Result<S::Response, BoxError>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
