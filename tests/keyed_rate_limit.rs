@@ -279,6 +279,22 @@ async fn one_that_stops_waiting_puts_its_token_back_unless_others_wait_behind_it
     assert_eq!(layer.handle().tokens(&1), Some(0));
 }
 
+/// A clock that lags behind the timers, as one does that stepped back: here tokio's time flies while the
+/// counter's does not. What was sent is spent all the same.
+#[cfg(feature = "quanta")]
+#[tokio::test(start_paused = true)]
+async fn a_token_that_was_waited_for_is_spent_whatever_the_clock_says() {
+    let rate = Rate::per_hour(60).burst(1);
+    let layer = KeyedRateLimitLayer::with_clock(rate, key, tower_backpressure::Clock::tsc())
+        .max_wait(Duration::from_secs(3600));
+    let mut service = layer.layer(Probe::new());
+    for served in 1..=10 {
+        assert!(poll_ready(&mut service).is_ready());
+        service.call(1).await.unwrap();
+        assert_eq!(layer.handle().snapshot().admitted, served);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn not_more_wait_than_may_wait() {
     let layer = layer(Rate::per_second(10).burst(1))
