@@ -37,13 +37,14 @@ use crate::{
 const QUEUED: u64 = 1;
 const ONE: u64 = 2;
 
+// In this order, so that threads that fight for the word's cache line do not lose what they only read.
 #[repr(C)]
 pub(crate) struct Bucket {
     /// How many tokens were used, and whether somebody waits: then only the head of the queue takes.
     word: AtomicU64,
-    /// How many overflowed.
-    lost: AtomicU64,
     refill: SharedRefill,
+    /// How many overflowed. Apart from the word, like the rate: under load it is only read.
+    lost: AtomicU64,
     clock: Clock,
     /// The number of the last ticket that got its tokens. Changed under the lock.
     granted: AtomicU64,
