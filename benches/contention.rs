@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Keyed, Ready, TokioClock, drive, governor_quota, rate};
+use common::{Ready, TokioClock, drive, governor_keyed, governor_quota, rate};
 use criterion::{Criterion, criterion_group, criterion_main};
 use tower::{Layer, Service};
 
@@ -102,12 +102,7 @@ fn rate_limit_keyed_two_threads(c: &mut Criterion) {
             })
         });
     });
-    let governor: Keyed = governor::RateLimiter::new(
-        governor_quota(),
-        governor::state::keyed::DashMapStateStore::default(),
-        TokioClock,
-    );
-    (0..KEYS).for_each(|key| assert!(governor.check_key(&key).is_ok()));
+    let governor = governor_keyed(KEYS);
     group.bench_function("governor", |b| {
         b.iter_custom(|requests| {
             together(requests, |thread| {

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Keyed, Ready, TokioClock, drive, drive_with, governor_quota, noop, rate};
+use common::{Ready, TokioClock, drive, drive_with, governor_keyed, governor_quota, noop, rate};
 use criterion::{Criterion, criterion_group, criterion_main};
 use tower::{Layer, Service, ServiceExt};
 
@@ -132,12 +132,7 @@ fn rate_limit_keyed(c: &mut Criterion) {
     group.bench_function("tower-backpressure-direct", |b| {
         b.iter(|| handle.try_acquire(&next.next().expect("endless")).is_ok());
     });
-    let governor: Keyed = governor::RateLimiter::new(
-        governor_quota(),
-        governor::state::keyed::DashMapStateStore::default(),
-        TokioClock,
-    );
-    (0..KEYS).for_each(|key| assert!(governor.check_key(&key).is_ok()));
+    let governor = governor_keyed(KEYS);
     group.bench_function("governor", |b| {
         b.iter(|| governor.check_key(&next.next().expect("endless")).is_ok());
     });

@@ -59,7 +59,7 @@ where
 
 /// A rate that is never reached, with a bucket that is never full: every request takes a token that
 /// was saved up.
-pub const SAVED_UP: u32 = u32::MAX;
+const SAVED_UP: u32 = u32::MAX;
 
 /// tokio's clock for governor, so that both are measured on the same one.
 #[derive(Clone, Debug)]
@@ -97,3 +97,11 @@ pub type Keyed = governor::RateLimiter<
     TokioClock,
     governor::middleware::NoOpMiddleware<std::time::Instant>,
 >;
+
+/// One that knows keys up to that number.
+pub fn governor_keyed(keys: u64) -> Keyed {
+    let store = governor::state::keyed::DashMapStateStore::default();
+    let governor = governor::RateLimiter::new(governor_quota(), store, TokioClock);
+    (0..keys).for_each(|key| assert!(governor.check_key(&key).is_ok()));
+    governor
+}

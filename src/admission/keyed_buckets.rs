@@ -237,7 +237,7 @@ impl KeyedBuckets {
         let wait = Duration::from_nanos(wait);
         let reason = if wait > max_wait.unwrap_or_default() {
             reason
-        } else if !wait.is_zero() && !self.reserve_waiting() {
+        } else if !wait.is_zero() && !count_up_to(&self.waiting, self.bounds.max_waiting()) {
             Reason::QueueFull
         } else if self.global.get().is_none_or(|global| global.try_admit(1)) {
             bucket.take(token);
@@ -257,13 +257,6 @@ impl KeyedBuckets {
             .max(SHORTEST_RETRY_AFTER);
         let overloaded = Overloaded::new(self.bounds.name(), reason, retry_after);
         Err(Box::new(overloaded))
-    }
-
-    /// Counts one more request that waits, if there may be another.
-    fn reserve_waiting(&self) -> bool {
-        let most = self.bounds.max_waiting();
-        let more = |waiting| (waiting < most).then_some(waiting + 1);
-        self.waiting.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
     /// One that waited does no longer.
@@ -290,9 +283,7 @@ impl KeyedBuckets {
 
     /// Counts one more key, if there may be another.
     fn reserve_key(&self) -> bool {
-        let max_keys = self.max_keys.load(Relaxed);
-        let more = |keys| (keys < max_keys).then_some(keys + 1);
-        self.keys.fetch_update(Relaxed, Relaxed, more).is_ok()
+        count_up_to(&self.keys, self.max_keys.load(Relaxed))
     }
 
     /// Forgets keys whose buckets are full again: of this shard, and of the others that nobody uses
@@ -370,6 +361,12 @@ impl Shard {
         self.buckets.retain(|_, own| !own.bucket.is_full(now));
         before - self.buckets.len()
     }
+}
+
+/// Counts one more, if that is not more than `most`.
+fn count_up_to(count: &AtomicUsize, most: usize) -> bool {
+    let more = |count| (count < most).then_some(count + 1);
+    count.fetch_update(Relaxed, Relaxed, more).is_ok()
 }
 
 /// A fingerprint is a hash already.
