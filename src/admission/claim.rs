@@ -1,7 +1,8 @@
 //! What one caller has at a limiter.
 
 use std::{
-    fmt, mem,
+    fmt,
+    mem::{self, ManuallyDrop},
     pin::Pin,
     task::{Context, Poll, Waker, ready},
     time::Duration,
@@ -55,18 +56,37 @@ pub(crate) struct Claim<L: Limiter> {
     limiter: Arc<L>,
     ask: L::Ask,
     state: State,
-    /// When the wait ends at the latest.
-    deadline: Option<Instant>,
     /// Set while it waits, to the deadline or to when it has to look again. Apart from the state,
     /// which every request changes, so that changing it has nothing to drop.
-    timer: Option<Pin<Box<Sleep>>>,
+    timer: Timer,
+}
+
+/// A timer that most requests never need: that there is none to drop costs them a comparison, not a call.
+#[derive(Default)]
+struct Timer(ManuallyDrop<Option<Pin<Box<Sleep>>>>);
+
+impl Timer {
+    #[cold]
+    fn clear(&mut self) {
+        self.0.take();
+    }
+}
+
+impl Drop for Timer {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            self.clear();
+        }
+    }
 }
 
 #[derive(Default)]
 enum State {
     #[default]
     Idle,
-    Waiting(Ticket),
+    /// With the moment at which the wait ends at the latest.
+    Waiting(Ticket, Option<Instant>),
     Held,
     Refused(Reason),
 }
@@ -78,8 +98,7 @@ impl<L: Limiter> Claim<L> {
             limiter,
             ask,
             state: State::Idle,
-            deadline: None,
-            timer: None,
+            timer: Timer::default(),
         }
     }
 
@@ -98,13 +117,9 @@ impl<L: Limiter> Claim<L> {
     /// anew at the next poll.
     #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.state {
-            State::Held => return Poll::Ready(()),
-            State::Idle | State::Refused(_) if self.limiter.try_admit(self.ask) => {
-                self.state = State::Held;
-                return Poll::Ready(());
-            }
-            _ => {}
+        if matches!(self.state, State::Idle) && self.limiter.try_admit(self.ask) {
+            self.state = State::Held;
+            return Poll::Ready(());
         }
         self.poll_slow(cx)
     }
@@ -151,7 +166,7 @@ impl<L: Limiter> Claim<L> {
         match mem::take(&mut self.state) {
             State::Held => Ok(()),
             State::Refused(reason) => Err(self.limiter.refuse(self.ask, reason)),
-            State::Idle | State::Waiting(_) => {
+            State::Idle | State::Waiting(..) => {
                 panic!(
                     "`call` without `poll_ready`: a service must be polled ready before each call"
                 )
@@ -162,7 +177,7 @@ impl<L: Limiter> Claim<L> {
     /// Gives back whatever it has.
     pub(crate) fn reset(&mut self) {
         let granted = match mem::take(&mut self.state) {
-            State::Waiting(ticket) => self.limiter.leave(ticket),
+            State::Waiting(ticket, _) => self.limiter.leave(ticket),
             State::Held => true,
             State::Idle | State::Refused(_) => false,
         };
@@ -173,20 +188,28 @@ impl<L: Limiter> Claim<L> {
 
     #[cold]
     fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.state {
+            State::Held => return Poll::Ready(()),
+            State::Refused(_) => {
+                self.state = State::Idle; // it is judged anew
+                return self.poll(cx);
+            }
+            State::Idle | State::Waiting(..) => {}
+        }
         if shed::is_shedding(cx) {
             return self.poll_shedding();
         }
         // The ticket stays where it is all the while: what is foreign here, wakers and timers, may
         // panic, and no ticket may be lost.
-        let mut waiting = if let State::Waiting(ticket) = &self.state {
+        let mut waiting = if let State::Waiting(ticket, _) = &self.state {
             self.limiter.redeem(ticket, cx.waker())
         } else {
             let max_wait = self.limiter.bounds().max_wait();
-            self.deadline = max_wait.map(|wait| sleep(wait).deadline());
+            let deadline = max_wait.map(|wait| sleep(wait).deadline());
             match self.limiter.enter(self.ask, cx.waker().clone()) {
                 Entered::Admitted => Ok(()),
                 Entered::Waiting(ticket, look_again) => {
-                    self.state = State::Waiting(ticket);
+                    self.state = State::Waiting(ticket, deadline);
                     Err(look_again)
                 }
                 Entered::Refused(reason) => {
@@ -200,31 +223,36 @@ impl<L: Limiter> Claim<L> {
             if self.poll_timer(cx, look_again).is_pending() {
                 return Poll::Pending;
             }
-            let State::Waiting(ticket) = &self.state else {
+            let State::Waiting(ticket, _) = &self.state else {
                 return Poll::Ready(());
             };
             waiting = self.limiter.redeem(ticket, cx.waker());
         }
         self.state = State::Held;
-        self.timer = None;
+        self.timer.clear();
         Poll::Ready(())
     }
 
     /// Ready when it is worth another look, or when the deadline has ended the wait.
     fn poll_timer(&mut self, cx: &mut Context<'_>, look_again: Option<Duration>) -> Poll<()> {
+        let deadline = match self.state {
+            State::Waiting(_, deadline) => deadline,
+            _ => None,
+        };
         let look_again = look_again.map(|after| sleep(after).deadline());
-        let Some(at) = self.deadline.into_iter().chain(look_again).min() else {
-            self.timer = None;
+        let Some(at) = deadline.into_iter().chain(look_again).min() else {
+            self.timer.clear();
             return Poll::Pending;
         };
         let timer = self
             .timer
+            .0
             .get_or_insert_with(|| Box::pin(sleep(Duration::ZERO)));
         if timer.deadline() != at {
             timer.as_mut().reset(at);
         }
         let polled = timer.as_mut().poll(cx);
-        if polled.is_ready() && Some(at) == self.deadline {
+        if polled.is_ready() && Some(at) == deadline {
             self.stop_waiting(Reason::WaitTimeout);
         }
         polled
@@ -241,16 +269,16 @@ impl<L: Limiter> Claim<L> {
         Poll::Pending
     }
 
-    /// If it waits: is admitted if that has been granted, else gives up for that reason.
+    /// If it waits: is admitted if that has been granted, else gives up for that reason. To be called
+    /// where nothing is decided yet: it waits, or is idle and stays so.
     fn stop_waiting(&mut self, reason: Reason) {
-        self.state = match mem::take(&mut self.state) {
-            State::Waiting(ticket) => match self.limiter.leave(ticket) {
+        if let State::Waiting(ticket, _) = mem::take(&mut self.state) {
+            self.state = match self.limiter.leave(ticket) {
                 true => State::Held,
                 false => State::Refused(reason),
-            },
-            state => state,
-        };
-        self.timer = None;
+            };
+            self.timer.clear();
+        }
     }
 }
 
@@ -267,7 +295,7 @@ impl<L: Limiter + fmt::Debug> fmt::Debug for Claim<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Idle => "idle",
-            State::Waiting(_) => "waiting",
+            State::Waiting(..) => "waiting",
             State::Held => "held",
             State::Refused(_) => "refused",
         };

@@ -300,7 +300,7 @@ impl Limiter for Gate {
     #[inline]
     fn try_admit(&self, (): ()) -> bool {
         let mut word = self.load();
-        while !word.queued() && word.has_room() {
+        while word.is_open() {
             match self.swap(word, word.admitted()) {
                 Ok(admitted) => {
                     self.raise_peak(admitted.in_flight());

@@ -1,19 +1,21 @@
 //! The gate's whole state but its queue, in one word: every decision is one compare-and-swap on it.
 //!
 //! ```text
-//! bit 63        49 48           25 24            1      0
-//!    ┌────────────┬───────────────┬───────────────┬────────┐
-//!    │ completed  │     limit     │   in flight   │ queued │
-//!    └────────────┴───────────────┴───────────────┴────────┘
+//! bit 63        49 48           25   24    23            0
+//!    ┌────────────┬───────────────┬────────┬───────────────┐
+//!    │ completed  │     limit     │ queued │   in flight   │
+//!    └────────────┴───────────────┴────────┴───────────────┘
 //! ```
 //!
-//! With limit and in-flight side by side, no admission can slip past a shrinking limit. With the
+//! With limit and in-flight side by side, no admission can slip past a shrinking limit. With `queued`
+//! on top of in-flight, the two are more than any limit while somebody waits: one comparison tells
+//! whether a newcomer may pass. With the
 //! count of completions in the same word, counting costs no second atomic: the few bits there are
 //! folded into a `u64` behind the gate's lock when the topmost one is set (`Gate::fold`).
 
 /// Somebody waits: newcomers queue up behind them, and whoever gives a permit back hands it on.
-pub(crate) const QUEUED: u64 = 1;
-pub(crate) const IN_FLIGHT_ONE: u64 = 1 << IN_FLIGHT_SHIFT;
+pub(crate) const QUEUED: u64 = 1 << 24;
+pub(crate) const IN_FLIGHT_ONE: u64 = 1;
 pub(crate) const COMPLETED_ONE: u64 = 1 << COMPLETED_SHIFT;
 /// Set while at least 2^14 completions wait to be folded. Each thread that sees it folds before it
 /// goes on, so another 2^14 threads would be needed to overflow the field.
@@ -22,7 +24,6 @@ pub(crate) const FOLD: u64 = 1 << 63;
 /// The largest limit, and so the most that can be in flight: 16 777 215.
 pub(crate) const MAX_LIMIT: usize = (1 << 24) - 1;
 
-const IN_FLIGHT_SHIFT: u32 = 1;
 const LIMIT_SHIFT: u32 = 25;
 const COMPLETED_SHIFT: u32 = 49;
 const FIELD: u64 = MAX_LIMIT as u64;
@@ -43,7 +44,7 @@ impl Word {
 
     #[inline]
     pub(crate) fn in_flight(self) -> usize {
-        ((self.0 >> IN_FLIGHT_SHIFT) & FIELD) as usize
+        (self.0 & FIELD) as usize
     }
 
     #[inline]
@@ -61,7 +62,13 @@ impl Word {
         self.in_flight() < self.limit()
     }
 
-    /// One more in flight. Only where there is room, so it never carries into the limit.
+    /// Whether there is room and nobody waits for it.
+    #[inline]
+    pub(crate) fn is_open(self) -> bool {
+        self.0 & (QUEUED | FIELD) < (self.0 >> LIMIT_SHIFT) & FIELD
+    }
+
+    /// One more in flight. Only where there is room, so it never carries over.
     #[inline]
     pub(crate) fn admitted(self) -> Self {
         debug_assert!(self.has_room());
@@ -70,7 +77,7 @@ impl Word {
 
     #[inline]
     pub(crate) fn with_queued(self, queued: bool) -> Self {
-        Self(self.0 & !QUEUED | u64::from(queued))
+        Self(self.0 & !QUEUED | u64::from(queued) * QUEUED)
     }
 
     /// Limits above [`MAX_LIMIT`] are held at it.
@@ -117,6 +124,21 @@ mod tests {
             ),
             (false, 2, MAX_LIMIT, 3)
         );
+    }
+
+    #[test]
+    fn it_is_open_where_there_is_room_and_nobody_waits() {
+        for limit in [1, 2, MAX_LIMIT] {
+            for in_flight in [0, 1, 2, MAX_LIMIT - 1, MAX_LIMIT] {
+                for queued in [false, true] {
+                    let word = Word(FOLD | in_flight as u64 * IN_FLIGHT_ONE)
+                        .with_limit(limit)
+                        .with_queued(queued);
+                    assert_eq!(word.has_room(), in_flight < limit, "{word:?}");
+                    assert_eq!(word.is_open(), word.has_room() && !queued, "{word:?}");
+                }
+            }
+        }
     }
 
     #[test]
