@@ -38,7 +38,7 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::Permit;
+use crate::{BoxError, Permit};
 
 /// What becomes of a permit when its response is there. Implemented by [`UntilResponse`] and
 /// [`UntilBodyEnd`].
@@ -52,6 +52,11 @@ pub trait Hold<Res>: sealed::Sealed {
 
     /// Lets go, or has the response hold on.
     fn until_done(self, response: Res) -> Self::Response;
+
+    /// There is no response; it is dropped next, and so lets go.
+    fn failed(&self, error: &BoxError) {
+        let _ = error;
+    }
 }
 
 /// The request is in flight until the inner future completes. The default.
@@ -102,7 +107,7 @@ impl<Res> Hold<Res> for () {
     }
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::UntilResponse {}
     impl Sealed for super::UntilBodyEnd {}

@@ -65,8 +65,10 @@
 //! puts a service between them that is always ready, and the outer layer no longer sees that the
 //! inner one is full: nothing is shed, and requests wait inside.
 
+pub mod adaptive_concurrency;
 mod admission;
 mod algorithm;
+mod classify;
 mod clock;
 pub mod concurrency_limit;
 mod config_error;
@@ -78,7 +80,9 @@ mod rate;
 pub mod rate_limit;
 mod sync;
 
+pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Limit, Vegas};
 pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture};
+pub use classify::{ByResult, ByStatus, Classify, Outcome};
 pub use clock::Clock;
 pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;

@@ -30,6 +30,7 @@ use std::{fmt, task::Waker, time::Duration};
 use super::{
     bounds::{Bounds, Rejected, nanos},
     claim::{Entered, Limiter},
+    governor::Governor,
     queue::{Queue, Ticket},
     word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
 };
@@ -64,6 +65,8 @@ pub(crate) struct Gate {
     pub(crate) bounds: Bounds,
     clock: Clock,
     slow: Mutex<Slow>,
+    /// What moves the limit, where something does.
+    governor: Option<Governor>,
 }
 
 /// What is only touched when somebody waits, is refused, or looks.
@@ -100,7 +103,16 @@ impl Gate {
     /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
     pub(crate) fn new(kind: &'static str, limit: usize) -> Result<Self, ConfigError> {
         check_limit(limit)?;
-        Ok(Self {
+        Ok(Self::with(kind, limit, None))
+    }
+
+    /// With a limit that a law moves.
+    pub(crate) fn governed(kind: &'static str, governor: Governor) -> Self {
+        Self::with(kind, governor.limit(), Some(governor))
+    }
+
+    fn with(kind: &'static str, limit: usize, governor: Option<Governor>) -> Self {
+        Self {
             word: AtomicU64::new(Word::new(limit).0),
             peak: AtomicUsize::new(0),
             granted: AtomicU64::new(0),
@@ -113,7 +125,18 @@ impl Gate {
                 completed: 0,
                 drain_rate: DrainRate::default(),
             }),
-        })
+            governor,
+        }
+    }
+
+    /// Of a gate that was made with one.
+    ///
+    /// # Panics
+    /// If it was not.
+    #[inline]
+    pub(crate) fn governor(&self) -> &Governor {
+        let governor = self.governor.as_ref();
+        governor.expect("only layers whose limit adapts ask, and their gates are governed")
     }
 
     fn is_granted(&self, ticket: &Ticket) -> bool {
@@ -128,14 +151,25 @@ impl Gate {
 
     pub(crate) fn set_limit(&self, limit: usize) -> Result<(), ConfigError> {
         check_limit(limit)?;
-        let slow = lock(&self.slow); // see `hand_over`
+        self.resize(limit);
+        self.settle();
+        Ok(())
+    }
+
+    /// Changes the limit, but wakes nobody: if it grows, [`settle`](Self::settle) has to follow.
+    pub(crate) fn resize(&self, limit: usize) {
+        let _slow = lock(&self.slow); // see `hand_over`
         let mut word = self.load();
         while let Err(now) = self.swap(word, word.with_limit(limit)) {
             word = now;
         }
-        drop(slow);
-        self.settle();
-        Ok(())
+    }
+
+    /// How many are in flight, and whether one more had to wait.
+    #[inline]
+    pub(crate) fn load_now(&self) -> (usize, bool) {
+        let word = self.load();
+        (word.in_flight(), !word.is_open())
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -222,7 +256,7 @@ impl Gate {
 
     /// Hands what is free to those who wait, in their order.
     #[cold]
-    fn settle(&self) {
+    pub(crate) fn settle(&self) {
         loop {
             let mut slow = lock(&self.slow);
             self.fold(&mut slow);
@@ -406,7 +440,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-fn check_limit(limit: usize) -> Result<(), ConfigError> {
+pub(crate) fn check_limit(limit: usize) -> Result<(), ConfigError> {
     match limit {
         0 => Err(ConfigError::new("limit", "at least 1")),
         _ => Ok(()),

@@ -4,6 +4,7 @@
 //! Claim ─── what one caller has: nothing, a place in the queue, an admission, a refusal
 //!   │
 //! Gate ──── permits: one word of atomics (word.rs) and, behind a mutex, who waits (queue.rs)
+//!   ├── Governor: the law that moves its limit, where it adapts
 //! Bucket ── tokens: the same, but that time brings them
 //!   │
 //! Permit ── one admitted request; dropping it lets the next one in
@@ -17,6 +18,7 @@ pub(crate) mod bounds;
 pub(crate) mod bucket;
 pub(crate) mod claim;
 pub(crate) mod gate;
+pub(crate) mod governor;
 pub(crate) mod keyed_buckets;
 #[cfg(all(test, backpressure_loom))]
 mod model;

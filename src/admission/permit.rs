@@ -21,6 +21,11 @@ impl Permit {
     pub(crate) fn new(gate: Arc<Gate>) -> Self {
         Self { gate }
     }
+
+    #[inline]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
 }
 
 impl Drop for Permit {

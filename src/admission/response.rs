@@ -70,7 +70,11 @@ where
         };
         Poll::Ready(match result {
             Ok(response) => Ok(hold.until_done(response)),
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                let error = error.into();
+                hold.failed(&error);
+                Err(error)
+            }
         })
     }
 }

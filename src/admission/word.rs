@@ -77,7 +77,7 @@ impl Word {
 
     #[inline]
     pub(crate) fn with_queued(self, queued: bool) -> Self {
-        Self(self.0 & !QUEUED | u64::from(queued) * QUEUED)
+        Self(self.0 & !QUEUED | (u64::from(queued) * QUEUED))
     }
 
     /// Limits above [`MAX_LIMIT`] are held at it.
@@ -131,7 +131,7 @@ mod tests {
         for limit in [1, 2, MAX_LIMIT] {
             for in_flight in [0, 1, 2, MAX_LIMIT - 1, MAX_LIMIT] {
                 for queued in [false, true] {
-                    let word = Word(FOLD | in_flight as u64 * IN_FLIGHT_ONE)
+                    let word = Word(FOLD | (in_flight as u64 * IN_FLIGHT_ONE))
                         .with_limit(limit)
                         .with_queued(queued);
                     assert_eq!(word.has_room(), in_flight < limit, "{word:?}");

@@ -1,4 +1,10 @@
 //! The maths, pure: no clock, lock, task, random source or logging. Time comes in as an argument.
 
+pub(crate) mod aimd;
 pub(crate) mod drain_rate;
+pub(crate) mod gradient2;
+pub(crate) mod limit;
+pub(crate) mod netflix_vegas;
 pub(crate) mod token_bucket;
+pub(crate) mod vegas;
+pub(crate) mod windowed;

@@ -1,0 +1,150 @@
+//! What moves a gate's limit: a law, fed with the requests that complete.
+//!
+//! Where nothing has to be decided, a request costs the law two looks at the clock and one short lock. The
+//! limit is set under the law's lock, so that limits take effect in the order of the samples they come
+//! from; those who wait for a limit that has grown are woken after it is released.
+
+use std::time::Duration;
+
+use super::gate::Gate;
+use crate::{
+    Clock,
+    algorithm::limit::{Bounds, Limit, Outcome, Report, Sample},
+    sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
+};
+
+pub(crate) struct Governor {
+    clock: Clock,
+    /// 1 while the law wants to know when the service is idle.
+    probing: AtomicUsize,
+    law: Mutex<Law>,
+}
+
+struct Law {
+    limit: Box<dyn Limit>,
+    /// The limit that is in force.
+    applied: usize,
+    /// While the limit is pinned, the law is neither fed nor asked.
+    pinned: bool,
+}
+
+/// A request that was handed to the inner service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dispatched {
+    at: u64,
+    in_flight: u32,
+    full: bool,
+}
+
+impl Governor {
+    pub(crate) fn new(limit: impl Limit, clock: Clock) -> Self {
+        Self {
+            clock,
+            probing: AtomicUsize::new(limit.is_probing().into()),
+            law: Mutex::new(Law {
+                applied: limit.limit().max(1),
+                limit: Box::new(limit),
+                pinned: false,
+            }),
+        }
+    }
+
+    /// The limit that is in force.
+    pub(crate) fn limit(&self) -> usize {
+        lock(&self.law).applied
+    }
+
+    /// A request is handed to the inner service.
+    #[inline]
+    pub(crate) fn dispatch(&self, gate: &Gate) -> Dispatched {
+        let at = self.clock.nanos();
+        let (in_flight, full) = gate.load_now();
+        if in_flight <= 1 && self.probing.load(Relaxed) != 0 {
+            self.idle(gate, at);
+        }
+        Dispatched {
+            at,
+            in_flight: in_flight as u32, // 24 bits
+            full,
+        }
+    }
+
+    /// The request has completed.
+    pub(crate) fn complete(&self, gate: &Gate, dispatched: Dispatched, outcome: Outcome) {
+        if outcome == Outcome::Ignored {
+            return;
+        }
+        let now = self.clock.nanos();
+        let sample = Sample {
+            now: Duration::from_nanos(now),
+            rtt: Duration::from_nanos(now.saturating_sub(dispatched.at)),
+            in_flight: dispatched.in_flight as usize,
+            outcome,
+            full: dispatched.full,
+        };
+        let mut law = lock(&self.law);
+        if !law.pinned {
+            law.limit.sample(&sample);
+            self.apply(gate, law);
+        }
+    }
+
+    #[cold]
+    fn idle(&self, gate: &Gate, now: u64) {
+        let mut law = lock(&self.law);
+        if !law.pinned {
+            law.limit.idle(Duration::from_nanos(now));
+            self.apply(gate, law);
+        }
+    }
+
+    /// Starts the law over.
+    pub(crate) fn restart(&self, gate: &Gate, bounds: Bounds) {
+        let mut law = lock(&self.law);
+        law.limit.restart(bounds);
+        self.apply(gate, law);
+    }
+
+    /// The limit is this from now on.
+    pub(crate) fn pin(&self, gate: &Gate, limit: usize) {
+        let mut law = lock(&self.law);
+        law.pinned = true;
+        self.set(gate, law, limit);
+    }
+
+    /// The law starts over, with the limit that was pinned.
+    pub(crate) fn unpin(&self, gate: &Gate) {
+        let mut law = lock(&self.law);
+        if std::mem::take(&mut law.pinned) {
+            let bounds = law.limit.bounds().starting_with(law.applied);
+            law.limit.restart(bounds);
+            self.apply(gate, law);
+        }
+    }
+
+    pub(crate) fn report(&self) -> (Report, bool) {
+        let law = lock(&self.law);
+        (law.limit.report(), law.pinned)
+    }
+
+    /// What the law says takes effect, unless the limit is pinned.
+    #[inline]
+    fn apply(&self, gate: &Gate, law: MutexGuard<'_, Law>) {
+        let probing = law.limit.is_probing().into();
+        if probing != self.probing.load(Relaxed) {
+            self.probing.store(probing, Relaxed);
+        }
+        let limit = law.limit.limit().max(1);
+        if limit != law.applied && !law.pinned {
+            self.set(gate, law, limit);
+        }
+    }
+
+    #[cold]
+    fn set(&self, gate: &Gate, mut law: MutexGuard<'_, Law>, limit: usize) {
+        law.applied = limit;
+        gate.resize(limit);
+        drop(law);
+        gate.settle();
+    }
+}

@@ -1,0 +1,546 @@
+//! Vegas with a baseline that is verified.
+//!
+//! # What it wants
+//! Enough requests in flight to keep the service busy, and hardly any that wait inside it. With `k`
+//! servers that is a limit a little above `k`; the law finds it without knowing `k`.
+//!
+//! # What it measures
+//! Successful requests are put together in windows of at least 100 ms and about four round trips. A
+//! window gives the mean round-trip time `r`, the rate of completions and the most that was in flight.
+//! With the **baseline** `b`, the mean time of a request that does not have to wait, Little's law tells
+//! how many requests wait inside the service:
+//!
+//! ```text
+//! queue = rate · (r − b)
+//! ```
+//!
+//! That is exact for any mix of fast and slow requests, because it speaks of means. (The minimum, which
+//! Vegas takes in TCP, is a lucky draw where service times vary; a median does not see a queue that
+//! fewer than half of the requests stand in.)
+//!
+//! # What it does
+//! - `queue < α`: there is room. The limit grows, by 8 at first and twice as much each time, at most by
+//!   half.
+//! - `queue > β`: it shrinks by half of what the queue is above the middle of the band, at most by 30 %.
+//! - Between them, or if less than half of the limit was in use, it stays.
+//! - More than 10 % failures: it shrinks by half of their share. Failures are never timed.
+//!
+//! `α` and `β` are a request or two (more where service times vary: the Pollaczek-Khinchine factor), plus
+//! a share of the limit, plus the standard error of the queue's own estimate, so that noise is not taken
+//! for a queue.
+//!
+//! # How the baseline stays true
+//! A baseline taken under load contains the queue, and a limit that trusts it never finds out. So every
+//! few windows, and whenever the limit has fallen by much, the limit **dips**: for a few round trips it is
+//! three quarters of what is needed to keep the service busy. Requests admitted *while so few were in
+//! flight* did not wait; their mean is the new baseline. They are told by what was in flight when they
+//! were admitted, not by when they complete: of those that complete during a dip the short ones would be
+//! too many. If the baseline falls by much, the next dip follows at once and deeper, until it falls no
+//! more. A dip is shallow and rare enough (one in 4 windows at first, one in 32 when it confirms
+//! what was known) to cost less than 1 % of the throughput. Requests that happen to find the service
+//! half idle count as well, so at night no dip is needed.
+//!
+//! # What it cannot do
+//! - Several limiters in front of one service do not know of each other. From about four on, none of
+//!   them can drain by its own dip the queue that the others hold up, each takes it for the baseline, and
+//!   the limits drift up. Give each a `max` (`.limits(…)`) of its share of what the service can do, or
+//!   use [`Aimd`](super::aimd::Aimd), which goes by failures.
+//! - A service that gets slower with each request although none waits (a contended lock) looks like one
+//!   with a queue.
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests;
+
+use std::time::Duration;
+
+use super::{
+    limit::{Bounds, Limit, Moved, Outcome, Report, Sample, Window, seconds},
+    netflix_vegas::NetflixVegas,
+};
+
+/// A window is at least this long: shorter ones would follow the scheduler's noise, not the load.
+const SHORTEST_WINDOW: f64 = 0.1;
+/// A window that is this old closes with [`FEWEST`] samples, so that a low rate and a limit far above
+/// what is used adapt too.
+const LONGEST_WINDOW: f64 = 5.0;
+/// The fewest samples that a mean is taken of.
+const FEWEST: f64 = 16.0;
+/// A window has this many samples for each that may be in flight: four round trips of a full service.
+const WINDOW_ROUNDS: f64 = 4.0;
+/// The same while the limit grows: the estimate need not be good, only soon.
+const RAMP_ROUNDS: f64 = 1.5;
+
+/// α and β: a request or so that waits, so that no server is ever idle. Times 1 + ν.
+const ALPHA: f64 = 0.7;
+const BETA: f64 = 1.0;
+/// … a share of the limit: an error of the baseline shows as a queue in proportion to it.
+const ALPHA_SHARE: f64 = 0.04;
+const BETA_SHARE: f64 = 0.08;
+/// … and standard errors of the queue's estimate.
+const ALPHA_ERRORS: f64 = 0.5;
+const BETA_ERRORS: f64 = 1.0;
+/// ν, the squared coefficient of variation of service times, is kept within this.
+const VARIATION: (f64, f64) = (0.5, 4.0);
+
+/// The first step up is 2 to this power: from idle to loaded in a few windows.
+const FIRST_RUN: i32 = 3;
+/// Steps double no further than this; half of the limit is the bound long before.
+const LONGEST_RUN: i32 = 16;
+/// A step up is at most this share of the limit,
+const MOST_UP: f64 = 0.5;
+/// and one down this share of what the queue is too long, damped because the window is a mean of the past,
+const GAIN: f64 = 0.5;
+/// at most this share of the limit.
+const MOST_DOWN: f64 = 0.3;
+/// Below twice this share of the limit in use, the service was not tried, and nothing is learned.
+const HALF: f64 = 2.0;
+
+/// A dip's depth: so shallow that it costs nothing, so deep that a baseline a third too high is found out.
+const DIP: f64 = 0.75;
+/// The depth of the next one when a dip has just found the baseline too high.
+const NEXT_DIP: f64 = 0.5;
+/// A dip collects this many samples for each that may be in flight, times ν,
+const DIP_ROUNDS: f64 = 4.0;
+/// and is at least this long.
+const SHORTEST_DIP: f64 = 0.025;
+/// Windows between dips: the first when the baseline is new, doubling while it is confirmed.
+const DIP_EVERY: (f64, f64) = (4.0, 32.0);
+/// A limit that has fallen below this share of what it was at the last dip, and by a little more,
+const VERIFY: f64 = 0.85;
+/// is verified by a dip at once.
+const VERIFY_SLACK: f64 = 2.0;
+/// For so many windows after a dip, requests that were admitted in it still complete and count for it.
+const STRAGGLERS: f64 = 4.0;
+
+/// A baseline that is off by more than this share of it, and
+const SIGNIFICANT: f64 = 0.2;
+/// by more than so many standard errors, has changed; by less, it is averaged
+const SIGNIFICANT_ERRORS: f64 = 3.0;
+/// with this weight.
+const WEIGHT: f64 = 0.2;
+/// A request that takes longer than so many baselines counts as that long: one that hangs is no queue.
+/// Not less, because a mix of fast and slow requests is no outlier.
+const LONGEST_RTT: f64 = 30.0;
+
+/// More failures than this share shrink the limit: some fail on any day.
+const TOLERATED: f64 = 0.1;
+/// By this share of their share.
+const FAILURE_GAIN: f64 = 0.5;
+
+/// The default law: windowed Vegas, with a baseline that is verified by short dips of the limit.
+///
+/// See [`adaptive_concurrency`](crate::adaptive_concurrency) for what it does, and
+/// [`Vegas::netflix`] for the law as Netflix published it.
+#[derive(Clone, Debug)]
+pub struct Vegas {
+    bounds: Bounds,
+    limit: f64,
+    phase: Phase,
+    base: Baseline,
+    window: Collected,
+    /// How many samples the window needs.
+    window_needs: f64,
+    /// Requests that were admitted with at most `gate` in flight: none of them had to wait.
+    unqueued: Mean,
+    gate: f64,
+    dip: Option<Dip>,
+    /// What the last dip held the limit at, if there was one.
+    dip_level: Option<f64>,
+    /// A dip has ended, and what it measured has not been judged yet.
+    dipped: bool,
+    /// Samples to pass over: they were admitted in the dip that is over.
+    skip: u64,
+    /// Steps up in a row.
+    run: i32,
+    /// Windows since the baseline was last verified,
+    since: f64,
+    /// after how many it is verified again,
+    interval: f64,
+    /// and the limit then.
+    verified_at: f64,
+    report: Report,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Nothing has completed.
+    New,
+    /// In the first window, of which the short requests complete first: it is not judged.
+    Warm,
+    Running,
+}
+
+/// The time of a request that does not have to wait, as it is estimated.
+#[derive(Clone, Copy, Debug, Default)]
+struct Baseline {
+    /// 0 is unknown.
+    mean: f64,
+    variance: f64,
+    /// How many measurements it is the average of.
+    batches: f64,
+    /// How many samples the next measurement needs.
+    needs: f64,
+}
+
+impl Baseline {
+    /// ν: the squared coefficient of variation.
+    fn variation(&self) -> f64 {
+        match self.mean > 0.0 {
+            true => (self.variance / (self.mean * self.mean)).clamp(VARIATION.0, VARIATION.1),
+            false => 1.0,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Dip {
+    since: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    n: f64,
+    sum: f64,
+    squares: f64,
+}
+
+impl Mean {
+    fn add(&mut self, x: f64) {
+        self.n += 1.0;
+        self.sum += x;
+        self.squares += x * x;
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.n
+    }
+
+    fn variance(&self) -> f64 {
+        let mean = self.mean();
+        (self.squares / self.n - mean * mean).max(0.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Collected {
+    start: f64,
+    rtt: Mean,
+    failures: f64,
+    in_flight: f64,
+    peak: usize,
+}
+
+impl Collected {
+    fn from(start: f64) -> Self {
+        Self {
+            start,
+            ..Self::default()
+        }
+    }
+}
+
+impl Vegas {
+    /// Vegas exactly as Netflix' concurrency-limits runs it, with its vectors and its failures: for
+    /// comparison, and for those who move a tuned service over. It wants to be [`Windowed`].
+    ///
+    /// [`Windowed`]: super::windowed::Windowed
+    pub fn netflix() -> NetflixVegas {
+        NetflixVegas::default()
+    }
+
+    /// Starts with `bounds.initial`.
+    pub fn new(bounds: Bounds) -> Self {
+        let limit = bounds.initial() as f64;
+        let mut vegas = Self {
+            bounds,
+            limit,
+            phase: Phase::New,
+            base: Baseline::default(),
+            window: Collected::default(),
+            window_needs: 0.0,
+            unqueued: Mean::default(),
+            gate: limit / 2.0,
+            dip: None,
+            dip_level: None,
+            dipped: false,
+            skip: 0,
+            run: FIRST_RUN,
+            since: 0.0,
+            interval: DIP_EVERY.0,
+            verified_at: limit,
+            report: Report::default(),
+        };
+        vegas.set_needs();
+        vegas
+    }
+
+    fn set_needs(&mut self) {
+        let variation = self.base.variation();
+        self.base.needs = (DIP_ROUNDS * self.limit).max(FEWEST) * variation;
+        let ramps = self.run > 0 && self.base.mean > 0.0;
+        let rounds = if ramps { RAMP_ROUNDS } else { WINDOW_ROUNDS };
+        self.window_needs = (rounds * self.limit).max(FEWEST) * variation.max(1.0);
+    }
+
+    fn move_to(&mut self, limit: f64, why: Moved) {
+        let limit = self.bounds.clamp(limit);
+        if limit != self.limit {
+            self.limit = limit;
+            self.report.moved = Some(why);
+        }
+    }
+
+    fn collect(&mut self, now: f64, rtt: f64, in_flight: usize) {
+        let rtt = match self.base.mean > 0.0 {
+            true => rtt.min(LONGEST_RTT * self.base.mean),
+            false => rtt,
+        };
+        if in_flight as f64 <= self.gate {
+            self.unqueued.add(rtt);
+        }
+        if self.dip.is_some() {
+            return;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            if self.skip == 0 {
+                self.window.start = now;
+            }
+            return;
+        }
+        self.window.rtt.add(rtt);
+        self.window.in_flight += in_flight as f64;
+        self.window.peak = self.window.peak.max(in_flight);
+    }
+
+    /// Ends the dip when enough was measured, or when it cannot be.
+    fn watch(&mut self, dip: Dip, now: f64) {
+        let lasted = now - dip.since;
+        let (measured, needs) = (self.unqueued.n, self.base.needs);
+        if measured >= needs && lasted >= SHORTEST_DIP
+            || self.window.failures > needs
+            || measured >= FEWEST && lasted > LONGEST_WINDOW
+            || lasted > 4.0 * LONGEST_WINDOW + 2.0 * self.base.mean
+        {
+            self.skip = self.dip_level.unwrap_or(0.0) as u64;
+            self.end_dip(now);
+        }
+    }
+
+    fn end_dip(&mut self, now: f64) {
+        self.dip = None;
+        self.dipped = true;
+        self.since = 0.0;
+        self.verified_at = self.limit;
+        self.window = Collected::from(now);
+        self.report.moved = Some(Moved::ProbeOver);
+    }
+
+    fn start_dip(&mut self, now: f64, level: f64) {
+        self.dip = Some(Dip { since: now });
+        self.dip_level = Some(level);
+        self.gate = level;
+        self.verified_at = self.limit;
+        self.report.moved = Some(Moved::Probe);
+    }
+
+    /// Judges the window.
+    fn close(&mut self, now: f64) {
+        let window = std::mem::replace(&mut self.window, Collected::from(now));
+        let lasted = (now - window.start).max(1e-9);
+        let n = window.rtt.n + window.failures;
+        self.report.window = Some(Window {
+            duration: seconds(lasted),
+            successes: window.rtt.n as u64,
+            failures: window.failures as u64,
+            ..Window::default()
+        });
+        if window.failures > TOLERATED * n {
+            let share = window.failures / n;
+            self.move_to(self.limit * (1.0 - FAILURE_GAIN * share), Moved::Failures);
+            self.run = 0;
+            self.verified_at = self.limit;
+        } else if self.phase == Phase::Warm {
+            self.phase = Phase::Running;
+            self.unqueued = Mean::default();
+        } else {
+            self.judge(now, lasted, &window);
+        }
+        self.set_needs();
+    }
+
+    fn judge(&mut self, now: f64, lasted: f64, window: &Collected) {
+        let (rate, rtt) = (window.rtt.n / lasted, window.rtt.mean());
+        let fell = self.verify(&window.rtt);
+
+        let queue = rate * (rtt - self.base.mean);
+        let n = window.rtt.n + window.failures;
+        let needs = (DIP_ROUNDS * self.limit).max(FEWEST) * self.base.variation();
+        let error = rate * (self.base.variance * (1.0 / n + 0.5 * WEIGHT / needs)).sqrt();
+        let waits = 1.0 + self.base.variation();
+        let alpha = ALPHA * waits + ALPHA_SHARE * self.limit + ALPHA_ERRORS * error;
+        let beta = BETA * waits + BETA_SHARE * self.limit + BETA_ERRORS * error;
+        let middle = (alpha + beta) / 2.0;
+
+        // What is in flight when nothing waits.
+        let busy = self.limit - queue.clamp(0.0, self.limit);
+        let level = (DIP * busy.min(window.in_flight / window.rtt.n))
+            .floor()
+            .max(1.0);
+        self.gate = match self.dip_level {
+            Some(dip_level) if self.since < STRAGGLERS => level.max(dip_level),
+            _ => level,
+        };
+        if let Some(reported) = &mut self.report.window {
+            reported.mean_rtt = seconds(rtt);
+            reported.queued = queue.max(0.0);
+        }
+
+        if HALF * (window.peak as f64) < self.limit {
+            self.run = FIRST_RUN; // the service was not tried
+            return;
+        }
+        let mut dip_to = level;
+        if fell {
+            // What was taken for the service's own time was its queue: back to where none is.
+            self.run = 0;
+            dip_to = (NEXT_DIP * busy).floor().max(1.0);
+            self.move_to((busy + middle).min(self.limit), Moved::Queue);
+            self.verified_at = self.limit;
+        } else if queue < alpha {
+            let step = f64::from(2_u32.pow(self.run.min(LONGEST_RUN) as u32));
+            let step = step.min(MOST_UP * self.limit).max(1.0);
+            self.run += 1;
+            self.move_to(self.limit + step, Moved::Room);
+        } else {
+            self.run = 0;
+            if queue > beta {
+                let step = (GAIN * (queue - middle)).min(MOST_DOWN * self.limit);
+                self.move_to(self.limit - step, Moved::Queue);
+            }
+        }
+        self.since += 1.0;
+        if self.since >= self.interval
+            || self.limit < VERIFY * self.verified_at - VERIFY_SLACK
+            || fell && self.dip_level.is_some_and(|level| level > 1.0)
+        {
+            self.start_dip(now, dip_to);
+        }
+    }
+
+    /// Brings the baseline up to date. Says whether a dip has found it to be much too high.
+    fn verify(&mut self, window: &Mean) -> bool {
+        let rtt = window.mean();
+        if self.base.mean == 0.0 {
+            self.base.mean = rtt;
+            self.base.variance = window.variance();
+        }
+        let above = self.base.mean - rtt;
+        if is_significant(above, self.base.mean, self.base.variance / window.n) {
+            // Under load it is faster than it was thought to be without.
+            self.base.mean = rtt;
+            self.base.batches = 1.0;
+            self.interval = DIP_EVERY.0;
+            self.unqueued = Mean::default();
+        }
+        let needs = (DIP_ROUNDS * self.limit).max(FEWEST) * self.base.variation();
+        let dipped = std::mem::take(&mut self.dipped);
+        let enough = self.unqueued.n >= needs || dipped && self.unqueued.n >= FEWEST;
+        enough && self.rebase() && dipped
+    }
+
+    /// Takes what was measured into the baseline. Says whether it fell by much.
+    fn rebase(&mut self) -> bool {
+        let measured = std::mem::take(&mut self.unqueued);
+        let (mean, variance) = (measured.mean(), measured.variance());
+        let off = mean - self.base.mean;
+        let error = self.base.variance.max(variance) / measured.n;
+        let changed = is_significant(off.abs(), self.base.mean, error);
+        if changed {
+            self.base.mean = mean;
+            self.base.variance = variance;
+            self.base.batches = 1.0;
+            self.interval = DIP_EVERY.0;
+        } else {
+            self.base.batches += 1.0;
+            let weight = WEIGHT.max(1.0 / self.base.batches);
+            self.base.mean += weight * off;
+            self.base.variance += weight * (variance - self.base.variance);
+            self.interval = (2.0 * self.interval).min(DIP_EVERY.1);
+        }
+        self.since = 0.0;
+        self.verified_at = self.limit;
+        changed && off < 0.0
+    }
+}
+
+/// Whether a baseline is off by that much: more than chance explains, and more than matters.
+/// `error` is the variance of the mean that it is compared with.
+fn is_significant(off: f64, base: f64, error: f64) -> bool {
+    off > SIGNIFICANT * base && off > SIGNIFICANT_ERRORS * error.sqrt()
+}
+
+impl Default for Vegas {
+    /// From 1 to 1000, starting with 20.
+    fn default() -> Self {
+        Self::new(Bounds::new(1, 20, 1000))
+    }
+}
+
+impl Limit for Vegas {
+    fn limit(&self) -> usize {
+        let limit = match (self.dip, self.dip_level) {
+            (Some(_), Some(level)) => self.limit.min(level),
+            _ => self.limit,
+        };
+        (limit as usize).max(1)
+    }
+
+    fn sample(&mut self, sample: &Sample) {
+        let (now, rtt) = (sample.now.as_secs_f64(), sample.rtt.as_secs_f64());
+        if self.phase == Phase::New {
+            self.phase = Phase::Warm;
+            self.window.start = now - rtt;
+        }
+        match sample.outcome {
+            Outcome::Success => self.collect(now, rtt, sample.in_flight),
+            Outcome::Failure => self.window.failures += 1.0,
+            Outcome::Ignored => return,
+        }
+        if let Some(dip) = self.dip {
+            return self.watch(dip, now);
+        }
+        let n = self.window.rtt.n + self.window.failures;
+        let lasted = now - self.window.start;
+        if lasted >= SHORTEST_WINDOW
+            && (n >= self.window_needs || lasted >= LONGEST_WINDOW && n >= FEWEST)
+        {
+            self.close(now);
+        }
+    }
+
+    fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    fn restart(&mut self, bounds: Bounds) {
+        *self = Self::new(bounds);
+    }
+
+    fn is_probing(&self) -> bool {
+        self.dip.is_some()
+    }
+
+    fn idle(&mut self, now: Duration) {
+        if self.dip.is_some() {
+            self.end_dip(now.as_secs_f64());
+        }
+    }
+
+    fn report(&self) -> Report {
+        Report {
+            baseline: (self.base.mean > 0.0).then(|| seconds(self.base.mean)),
+            ..self.report
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What a completed request says about the service, so that a layer can learn from it.
+
+use http::{Response, StatusCode};
+
+pub use crate::algorithm::limit::Outcome;
+use crate::{BoxError, Overloaded};
+
+/// Tells what the result of a request says about the service.
+///
+/// [`ByResult`] is the default of every layer that learns, [`ByStatus`] is for HTTP and gRPC, and any
+/// closure will do:
+///
+/// ```
+/// use tower_backpressure::{AdaptiveConcurrencyLayer, BoxError, Outcome};
+///
+/// struct Reply {
+///     from_cache: bool,
+/// }
+///
+/// let layer = AdaptiveConcurrencyLayer::vegas().classify(|result: Result<&Reply, &BoxError>| match result {
+///     Ok(reply) if reply.from_cache => Outcome::Ignored, // says nothing about the database
+///     Ok(_) => Outcome::Success,
+///     Err(error) if error.is::<std::io::Error>() => Outcome::Failure,
+///     Err(_) => Outcome::Ignored,
+/// });
+/// # let _ = layer;
+/// ```
+///
+/// A request that is cancelled has no result and is never asked about: it says nothing.
+pub trait Classify<Res>: Clone {
+    /// What it says.
+    fn classify(&self, result: Result<&Res, &BoxError>) -> Outcome;
+}
+
+impl<Res, F> Classify<Res> for F
+where
+    F: Fn(Result<&Res, &BoxError>) -> Outcome + Clone,
+{
+    fn classify(&self, result: Result<&Res, &BoxError>) -> Outcome {
+        self(result)
+    }
+}
+
+/// `Ok` is a success and `Err` a failure, but for [`Overloaded`], which a layer further in answered
+/// with without calling the service: it is ignored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByResult;
+
+impl<Res> Classify<Res> for ByResult {
+    #[inline]
+    fn classify(&self, result: Result<&Res, &BoxError>) -> Outcome {
+        match result {
+            Ok(_) => Outcome::Success,
+            Err(error) => of_error(error),
+        }
+    }
+}
+
+/// For HTTP and gRPC.
+///
+/// | answer | says |
+/// | --- | --- |
+/// | 1xx–3xx | success, but for 101: an upgraded connection is no request |
+/// | 4xx | nothing: it is the client's fault, and found out early |
+/// | 5xx | failure |
+/// | `grpc-status` 0 in the head | success |
+/// | `grpc-status` 4 DEADLINE_EXCEEDED, 14 UNAVAILABLE in the head | failure |
+/// | any other `grpc-status` in the head, CANCELLED among them | nothing |
+/// | a refusal of this crate, as an error or as the response that was made of it | nothing |
+/// | any other error | failure |
+///
+/// The answer is judged, and timed, when its head is there. A gRPC status that comes in the trailers,
+/// after messages, is not seen; where a call fails without any message, which is where it fails under
+/// overload, servers send it in the head.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByStatus;
+
+impl<B> Classify<Response<B>> for ByStatus {
+    fn classify(&self, result: Result<&Response<B>, &BoxError>) -> Outcome {
+        match result {
+            Ok(response) => of_response(response),
+            Err(error) => of_error(error),
+        }
+    }
+}
+
+fn of_error(error: &BoxError) -> Outcome {
+    match Overloaded::find(error.as_ref()) {
+        Some(_) => Outcome::Ignored,
+        None => Outcome::Failure,
+    }
+}
+
+fn of_response<B>(response: &Response<B>) -> Outcome {
+    let status = response.status();
+    if response.extensions().get::<Overloaded>().is_some()
+        || status == StatusCode::SWITCHING_PROTOCOLS
+        || status.is_client_error()
+    {
+        return Outcome::Ignored;
+    }
+    if status.is_server_error() {
+        return Outcome::Failure;
+    }
+    match response
+        .headers()
+        .get("grpc-status")
+        .map(|status| status.as_bytes())
+    {
+        None | Some(b"0") => Outcome::Success,
+        Some(b"4" | b"14") => Outcome::Failure,
+        Some(_) => Outcome::Ignored,
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+    use crate::Reason;
+    use std::time::Duration;
+
+    fn overloaded() -> Overloaded {
+        Overloaded::new("inner", Reason::AtLimit, Duration::from_secs(1))
+    }
+
+    #[test]
+    fn an_error_is_a_failure_unless_it_is_a_refusal() {
+        let by_result = |result: Result<&u32, &BoxError>| ByResult.classify(result);
+        assert_eq!(by_result(Ok(&1)), Outcome::Success);
+        assert_eq!(by_result(Err(&"broken".into())), Outcome::Failure);
+        let refusal: BoxError = Box::new(overloaded());
+        assert_eq!(by_result(Err(&refusal)), Outcome::Ignored);
+
+        let by_status = |result: Result<&Response<()>, &BoxError>| ByStatus.classify(result);
+        assert_eq!(by_status(Err(&"broken".into())), Outcome::Failure);
+        assert_eq!(by_status(Err(&refusal)), Outcome::Ignored);
+    }
+
+    #[test]
+    fn http_goes_by_the_status() {
+        for (status, outcome) in [
+            (100, Outcome::Success),
+            (101, Outcome::Ignored),
+            (200, Outcome::Success),
+            (304, Outcome::Success),
+            (400, Outcome::Ignored),
+            (429, Outcome::Ignored),
+            (499, Outcome::Ignored),
+            (500, Outcome::Failure),
+            (503, Outcome::Failure),
+            (599, Outcome::Failure),
+        ] {
+            let response = Response::builder().status(status).body(()).unwrap();
+            assert_eq!(ByStatus.classify(Ok(&response)), outcome, "{status}");
+        }
+    }
+
+    #[test]
+    fn grpc_goes_by_its_own_status() {
+        for status in 0..=16 {
+            let response = Response::builder()
+                .header("grpc-status", status)
+                .body(())
+                .unwrap();
+            let outcome = match status {
+                0 => Outcome::Success,
+                4 | 14 => Outcome::Failure,
+                _ => Outcome::Ignored,
+            };
+            assert_eq!(ByStatus.classify(Ok(&response)), outcome, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_response_made_of_a_refusal_says_nothing() {
+        let mut response = Response::builder().status(503).body(()).unwrap();
+        response.extensions_mut().insert(overloaded());
+        assert_eq!(ByStatus.classify(Ok(&response)), Outcome::Ignored);
+    }
+}
