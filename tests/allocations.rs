@@ -15,7 +15,8 @@ use counting::counted;
 use support::{finish, poll, poll_ready};
 use tower::{Layer, Service};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer,
+    AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
+    RateLimitLayer,
 };
 
 #[derive(Clone)]
@@ -62,6 +63,8 @@ fn an_accepted_request_allocates_nothing() {
     check(ConcurrencyLimitLayer::new(1).layer(Answers));
     check(LoadShedLayer::new().layer(ConcurrencyLimitLayer::new(1).layer(Answers)));
     check(RateLimitLayer::new(rate()).layer(Answers));
+    check(AdaptiveConcurrencyLayer::vegas().layer(Answers));
+    check(AdaptiveConcurrencyLayer::gradient2().layer(Answers));
     let by_key = |request: &u32| Some(*request);
     check(KeyedRateLimitLayer::new(rate(), by_key).layer(Answers));
     check(

@@ -148,3 +148,91 @@ impl Governor {
         gate.settle();
     }
 }
+
+#[cfg(all(test, backpressure_loom))]
+mod models {
+    use loom::thread;
+
+    use super::*;
+    use crate::{
+        admission::{
+            claim::Limiter,
+            model::{acquire, check},
+        },
+        sync::Arc,
+    };
+
+    /// The limit is the number of samples it has seen.
+    struct Counts(usize);
+
+    impl Limit for Counts {
+        fn limit(&self) -> usize {
+            self.0
+        }
+
+        fn sample(&mut self, _: &Sample) {
+            self.0 += 1;
+        }
+
+        fn bounds(&self) -> Bounds {
+            Bounds::new(1, 1, 9)
+        }
+
+        fn restart(&mut self, bounds: Bounds) {
+            self.0 = bounds.initial();
+        }
+    }
+
+    fn gate() -> Arc<Gate> {
+        let governor = Governor::new(Counts(1), Clock::default());
+        Arc::new(Gate::governed("model", governor))
+    }
+
+    fn run(gate: &Gate) {
+        acquire(gate, ());
+        let dispatched = gate.governor().dispatch(gate);
+        gate.governor().complete(gate, dispatched, Outcome::Success);
+        gate.complete();
+    }
+
+    #[test]
+    fn limits_take_effect_in_the_order_of_the_samples() {
+        check(2, || {
+            let gate = gate();
+            let other = gate.clone();
+            let thread = thread::spawn(move || run(&other));
+            run(&gate);
+            thread.join().unwrap();
+            assert_eq!((gate.snapshot().limit, gate.governor().limit()), (3, 3));
+        });
+    }
+
+    #[test]
+    fn a_pinned_limit_is_the_last_word() {
+        check(2, || {
+            let gate = gate();
+            let other = gate.clone();
+            let thread = thread::spawn(move || run(&other));
+            gate.governor().pin(&gate, 5);
+            thread.join().unwrap();
+            assert_eq!((gate.snapshot().limit, gate.governor().limit()), (5, 5));
+            assert!(gate.try_admit(()));
+        });
+    }
+
+    #[test]
+    fn whoever_waits_is_let_in_when_the_limit_grows() {
+        check(2, || {
+            let gate = gate();
+            acquire(&*gate, ());
+            let other = gate.clone();
+            let thread = thread::spawn(move || run(&other));
+            // Grows to 2, and nothing is given back.
+            let dispatched = gate.governor().dispatch(&gate);
+            gate.governor()
+                .complete(&gate, dispatched, Outcome::Success);
+            thread.join().unwrap();
+            assert_eq!(gate.snapshot().in_flight, 1);
+        });
+    }
+}

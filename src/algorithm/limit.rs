@@ -124,7 +124,7 @@ impl Bounds {
         Self { min, initial, max }
     }
 
-    /// The limit never falls below this. At least 1.
+    /// The limit never falls below this, not even to measure. At least 1.
     pub const fn min(&self) -> usize {
         self.min
     }

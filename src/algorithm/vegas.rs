@@ -282,6 +282,11 @@ impl Vegas {
         self.window_needs = (rounds * self.limit).max(FEWEST) * variation.max(1.0);
     }
 
+    /// A whole number, and no less than the limit may be.
+    fn floor(&self, level: f64) -> f64 {
+        level.floor().max(self.bounds.min() as f64)
+    }
+
     fn move_to(&mut self, limit: f64, why: Moved) {
         let limit = self.bounds.clamp(limit);
         if limit != self.limit {
@@ -384,9 +389,7 @@ impl Vegas {
 
         // What is in flight when nothing waits.
         let busy = self.limit - queue.clamp(0.0, self.limit);
-        let level = (DIP * busy.min(window.in_flight / window.rtt.n))
-            .floor()
-            .max(1.0);
+        let level = self.floor(DIP * busy.min(window.in_flight / window.rtt.n));
         self.gate = match self.dip_level {
             Some(dip_level) if self.since < STRAGGLERS => level.max(dip_level),
             _ => level,
@@ -404,7 +407,7 @@ impl Vegas {
         if fell {
             // What was taken for the service's own time was its queue: back to where none is.
             self.run = 0;
-            dip_to = (NEXT_DIP * busy).floor().max(1.0);
+            dip_to = self.floor(NEXT_DIP * busy);
             self.move_to((busy + middle).min(self.limit), Moved::Queue);
             self.verified_at = self.limit;
         } else if queue < alpha {

@@ -1,8 +1,11 @@
 //! Published and derived test vectors, and scenarios with the layers in front of simulated servers.
 
+mod adaptive;
 mod aimd;
 mod gradient2;
 mod netflix_vegas;
+#[path = "../support/simulation.rs"]
+mod simulation;
 mod vegas;
 
 use std::time::Duration;

@@ -20,7 +20,8 @@ use std::time::Duration;
 use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer,
+    AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
+    RateLimitLayer,
 };
 
 /// What a layer makes of a second request while one is in flight.
@@ -121,6 +122,15 @@ contract! {
         .layer(ConcurrencyLimitLayer::new(1));
     rate_limit_and_concurrency_limit: Waits, ServiceBuilder::new()
         .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)))
+        .layer(ConcurrencyLimitLayer::new(1));
+    adaptive_concurrency: Waits, AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1);
+    adaptive_concurrency_without_queue: IsRefused,
+        AdaptiveConcurrencyLayer::aimd().limits(1, 1, 1).max_waiting(0);
+    load_shed_over_adaptive_concurrency: IsRefused, ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(AdaptiveConcurrencyLayer::gradient2().limits(1, 1, 1));
+    adaptive_concurrency_over_concurrency_limit: Waits, ServiceBuilder::new()
+        .layer(AdaptiveConcurrencyLayer::vegas())
         .layer(ConcurrencyLimitLayer::new(1));
     concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(100))
