@@ -68,6 +68,19 @@ fn concurrency_limit_two_threads(c: &mut Criterion) {
     group.finish();
 }
 
+fn adaptive_two_threads(c: &mut Criterion) {
+    let mut group = c.benchmark_group("adaptive_two_threads");
+    let ours = tower_backpressure::AdaptiveConcurrencyLayer::vegas().layer(Ready);
+    group.bench_function("tower-backpressure", |b| {
+        b.iter_custom(|requests| together(requests, clones(&ours)));
+    });
+    let towers = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+    group.bench_function("tower", |b| {
+        b.iter_custom(|requests| together(requests, clones(&towers)));
+    });
+    group.finish();
+}
+
 fn rate_limit_two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("rate_limit_two_threads");
     let layer = tower_backpressure::RateLimitLayer::new(rate());
@@ -117,6 +130,7 @@ fn rate_limit_keyed_two_threads(c: &mut Criterion) {
 criterion_group!(
     benches,
     concurrency_limit_two_threads,
+    adaptive_two_threads,
     rate_limit_two_threads,
     rate_limit_keyed_two_threads
 );

@@ -57,6 +57,14 @@ const ROWS: &[Row] = &[
         assert!(limit.poll_ready(&mut noop()).is_ready());
         (0..n).for_each(|_| assert!(!drive(&mut shed.clone())));
     }),
+    ("adaptive", "tower-backpressure", |n| {
+        let mut service = tower_backpressure::AdaptiveConcurrencyLayer::vegas().layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("adaptive", "tower", |n| {
+        let mut service = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
     ("rate_limit", "tower-backpressure", |n| {
         let mut service = tower_backpressure::RateLimitLayer::new(rate()).layer(Ready);
         (0..n).for_each(|_| assert!(drive(&mut service)));

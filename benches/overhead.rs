@@ -70,6 +70,23 @@ fn load_shed_reject_cloned(c: &mut Criterion) {
     group.finish();
 }
 
+/// The accept path of a limit that times each request, beside one that does not.
+fn adaptive(c: &mut Criterion) {
+    let mut group = c.benchmark_group("adaptive");
+    let mut ours = tower_backpressure::AdaptiveConcurrencyLayer::vegas().layer(Ready);
+    group.bench_function("tower-backpressure", |b| b.iter(|| drive(&mut ours)));
+    #[cfg(feature = "quanta")]
+    {
+        use tower_backpressure::{AdaptiveConcurrencyLayer, Clock, Vegas};
+        let limit = AdaptiveConcurrencyLayer::with_clock(Vegas::default(), Clock::tsc());
+        let mut ours = limit.layer(Ready);
+        group.bench_function("tower-backpressure-tsc", |b| b.iter(|| drive(&mut ours)));
+    }
+    let mut towers = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+    group.bench_function("tower", |b| b.iter(|| drive(&mut towers)));
+    group.finish();
+}
+
 /// The accept path. governor is checked directly, without a service around it; `direct` is the same
 /// here. All three read tokio's clock, which in this build can be paused and so costs more than in a
 /// server.
@@ -167,6 +184,7 @@ criterion_group!(
     concurrency_limit_cloned,
     load_shed_reject,
     load_shed_reject_cloned,
+    adaptive,
     rate_limit,
     rate_limit_shared,
     rate_limit_keyed,
