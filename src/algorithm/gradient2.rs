@@ -121,3 +121,37 @@ impl Limit for Gradient2 {
         Report::new(baseline, None, self.moved)
     }
 }
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// From 100, after a long time at 10 ms: (rtt in ms, limit).
+    #[test]
+    fn one_sample_is_exact_to_three_digits() {
+        for (rtt, limit) in [
+            (10, 100.8),
+            (15, 100.8),
+            (16, 99.587),
+            (20, 95.85),
+            (30, 90.867),
+            (40, 90.8),
+        ] {
+            let mut law = Gradient2::new(Bounds::new(1, 100, 200));
+            let mut feed = |rtt, in_flight| {
+                law.sample(&Sample {
+                    now: Duration::ZERO,
+                    rtt: Duration::from_millis(rtt),
+                    in_flight,
+                    outcome: Outcome::Success,
+                    full: false,
+                });
+                law.limit
+            };
+            (0..500).for_each(|_| assert_eq!(feed(10, 1), 100.0));
+            let after = feed(rtt, 100);
+            assert!((after - limit).abs() < 0.0005, "{rtt} ms: {after}");
+        }
+    }
+}

@@ -38,7 +38,12 @@
 //! too many. If the baseline falls by much, the next dip follows at once and deeper, until it falls no
 //! more. A dip is shallow and rare enough (one in 4 windows at first, one in 32 when it confirms
 //! what was known) to cost less than 1 % of the throughput. Requests that happen to find the service
-//! half idle count as well, so at night no dip is needed.
+//! half idle count as well, so at night no dip is needed. A service that falls idle ends the dip.
+//!
+//! A window whose mean is far *below* the baseline also corrects it, but only if the one before said the
+//! same, and neither followed a step up. After a sudden rush, and while the limit grows, the short requests
+//! complete first, and such a window's mean is far too low: taken for the baseline, it makes the law see a
+//! queue that is not there, and hold the limit at a fraction of what the service can do.
 //!
 //! # What it cannot do
 //! - Several limiters in front of one service do not know of each other. From about four on, none of
@@ -138,7 +143,7 @@ pub struct Vegas {
     phase: Phase,
     base: Baseline,
     window: Collected,
-    /// How many samples the window needs.
+    /// How many samples the window needs: what [`Vegas::window_needs`] was when it was opened.
     window_needs: f64,
     /// Requests that were admitted with at most `gate` in flight: none of them had to wait.
     unqueued: Mean,
@@ -152,6 +157,12 @@ pub struct Vegas {
     skip: u64,
     /// Steps up in a row.
     run: i32,
+    /// The limit was raised when the window was opened: with more and more in flight, of what completes
+    /// the short ones are too many, and its mean is too low for a baseline.
+    grew: bool,
+    /// The mean of the last window, if it was much lower than the baseline. One such window proves
+    /// nothing: after a sudden rush the short requests complete first.
+    lower: Option<f64>,
     /// Windows since the baseline was last verified,
     since: f64,
     /// after how many it is verified again,
@@ -178,8 +189,6 @@ struct Baseline {
     variance: f64,
     /// How many measurements it is the average of.
     batches: f64,
-    /// How many samples the next measurement needs.
-    needs: f64,
 }
 
 impl Baseline {
@@ -195,6 +204,8 @@ impl Baseline {
 #[derive(Clone, Copy, Debug)]
 struct Dip {
     since: f64,
+    /// When a request last completed.
+    last: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -265,21 +276,27 @@ impl Vegas {
             dipped: false,
             skip: 0,
             run: FIRST_RUN,
+            grew: false,
+            lower: None,
             since: 0.0,
             interval: DIP_EVERY.0,
             verified_at: limit,
             report: Report::default(),
         };
-        vegas.set_needs();
+        vegas.window_needs = vegas.window_needs();
         vegas
     }
 
-    fn set_needs(&mut self) {
-        let variation = self.base.variation();
-        self.base.needs = (DIP_ROUNDS * self.limit).max(FEWEST) * variation;
+    /// How many samples a window needs with the limit and the baseline as they are.
+    fn window_needs(&self) -> f64 {
         let ramps = self.run > 0 && self.base.mean > 0.0;
         let rounds = if ramps { RAMP_ROUNDS } else { WINDOW_ROUNDS };
-        self.window_needs = (rounds * self.limit).max(FEWEST) * variation.max(1.0);
+        (rounds * self.limit).max(FEWEST) * self.base.variation().max(1.0)
+    }
+
+    /// How many samples a measurement of the baseline needs.
+    fn dip_needs(&self) -> f64 {
+        (DIP_ROUNDS * self.limit).max(FEWEST) * self.base.variation()
     }
 
     /// A whole number, and no less than the limit may be.
@@ -320,8 +337,9 @@ impl Vegas {
 
     /// Ends the dip when enough was measured, or when it cannot be.
     fn watch(&mut self, dip: Dip, now: f64) {
+        self.dip = Some(Dip { last: now, ..dip });
         let lasted = now - dip.since;
-        let (measured, needs) = (self.unqueued.n, self.base.needs);
+        let (measured, needs) = (self.unqueued.n, self.dip_needs());
         if measured >= needs && lasted >= SHORTEST_DIP
             || self.window.failures > needs
             || measured >= FEWEST && lasted > LONGEST_WINDOW
@@ -342,7 +360,10 @@ impl Vegas {
     }
 
     fn start_dip(&mut self, now: f64, level: f64) {
-        self.dip = Some(Dip { since: now });
+        self.dip = Some(Dip {
+            since: now,
+            last: now,
+        });
         self.dip_level = Some(level);
         self.gate = level;
         self.verified_at = self.limit;
@@ -371,17 +392,18 @@ impl Vegas {
         } else {
             self.judge(now, lasted, &window);
         }
-        self.set_needs();
+        self.window_needs = self.window_needs();
     }
 
     fn judge(&mut self, now: f64, lasted: f64, window: &Collected) {
         let (rate, rtt) = (window.rtt.n / lasted, window.rtt.mean());
         let fell = self.verify(&window.rtt);
+        self.grew = false;
 
         let queue = rate * (rtt - self.base.mean);
         let n = window.rtt.n + window.failures;
-        let needs = (DIP_ROUNDS * self.limit).max(FEWEST) * self.base.variation();
-        let error = rate * (self.base.variance * (1.0 / n + 0.5 * WEIGHT / needs)).sqrt();
+        let base_error = 0.5 * WEIGHT / self.dip_needs(); // of an average of measurements, so weighted
+        let error = rate * (self.base.variance * (1.0 / n + base_error)).sqrt();
         let waits = 1.0 + self.base.variation();
         let alpha = ALPHA * waits + ALPHA_SHARE * self.limit + ALPHA_ERRORS * error;
         let beta = BETA * waits + BETA_SHARE * self.limit + BETA_ERRORS * error;
@@ -414,7 +436,9 @@ impl Vegas {
             let step = f64::from(2_u32.pow(self.run.min(LONGEST_RUN) as u32));
             let step = step.min(MOST_UP * self.limit).max(1.0);
             self.run += 1;
-            self.move_to(self.limit + step, Moved::Room);
+            let before = self.limit;
+            self.move_to(before + step, Moved::Room);
+            self.grew = self.limit > before;
         } else {
             self.run = 0;
             if queue > beta {
@@ -439,16 +463,21 @@ impl Vegas {
             self.base.variance = window.variance();
         }
         let above = self.base.mean - rtt;
-        if is_significant(above, self.base.mean, self.base.variance / window.n) {
-            // Under load it is faster than it was thought to be without.
-            self.base.mean = rtt;
-            self.base.batches = 1.0;
-            self.interval = DIP_EVERY.0;
-            self.unqueued = Mean::default();
+        let lower =
+            !self.grew && is_significant(above, self.base.mean, self.base.variance / window.n);
+        let lower_before = self.lower.take();
+        match lower_before {
+            Some(before) if lower => {
+                // Under load it is faster than it was thought to be without.
+                self.base.mean = rtt.max(before);
+                self.base.batches = 1.0;
+                self.interval = DIP_EVERY.0;
+                self.unqueued = Mean::default();
+            }
+            _ => self.lower = lower.then_some(rtt),
         }
-        let needs = (DIP_ROUNDS * self.limit).max(FEWEST) * self.base.variation();
         let dipped = std::mem::take(&mut self.dipped);
-        let enough = self.unqueued.n >= needs || dipped && self.unqueued.n >= FEWEST;
+        let enough = self.unqueued.n >= self.dip_needs() || dipped && self.unqueued.n >= FEWEST;
         enough && self.rebase() && dipped
     }
 
@@ -465,11 +494,15 @@ impl Vegas {
             self.base.batches = 1.0;
             self.interval = DIP_EVERY.0;
         } else {
+            // Off by much, but too few samples say so: others, soon.
+            self.interval = match off.abs() > SIGNIFICANT * self.base.mean {
+                true => DIP_EVERY.0,
+                false => (2.0 * self.interval).min(DIP_EVERY.1),
+            };
             self.base.batches += 1.0;
             let weight = WEIGHT.max(1.0 / self.base.batches);
             self.base.mean += weight * off;
             self.base.variance += weight * (variance - self.base.variance);
-            self.interval = (2.0 * self.interval).min(DIP_EVERY.1);
         }
         self.since = 0.0;
         self.verified_at = self.limit;
@@ -535,8 +568,13 @@ impl Limit for Vegas {
     }
 
     fn idle(&mut self, now: Duration) {
-        if self.dip.is_some() {
-            self.end_dip(now.as_secs_f64());
+        let now = now.as_secs_f64();
+        // With one or two in flight a service is idle all the time, between one request and the next.
+        if self
+            .dip
+            .is_some_and(|dip| now - dip.last >= SHORTEST_WINDOW)
+        {
+            self.end_dip(now);
         }
     }
 

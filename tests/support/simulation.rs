@@ -230,11 +230,7 @@ where
 
     /// Runs for a while at that share of the server's capacity.
     pub fn run(&mut self, load: f64, lasting: Duration) -> Seen {
-        self.run_rate(load * self.server.capacity(), lasting)
-    }
-
-    /// Runs for a while with so many requests a second.
-    pub fn run_rate(&mut self, rate: f64, lasting: Duration) -> Seen {
+        let rate = load * self.server.capacity();
         let handle = self.runtime.handle().clone();
         let _entered = handle.enter();
         self.inside.borrow_mut().server = self.server;

@@ -83,3 +83,89 @@ fn the_limit_is_exact_to_the_last_digit_of_the_vectors() {
         );
     }
 }
+
+/// Runs until it dips.
+fn dipping() -> (Vegas, f64) {
+    let (mut vegas, mut now) = (Vegas::default(), 0.0);
+    while !vegas.is_probing() {
+        feed(&mut vegas, &mut now, 1, 0.0005, 0.01, 0, Outcome::Success);
+    }
+    (vegas, now)
+}
+
+#[test]
+fn a_dip_ends_when_a_request_finds_the_service_idle_for_a_while() {
+    let (mut vegas, now) = dipping();
+    let (low, high) = (vegas.limit(), vegas.limit as usize);
+    assert!(low < high);
+    vegas.idle(seconds(now + 0.09));
+    assert_eq!(vegas.limit(), low, "between one request and the next");
+    vegas.idle(seconds(now + 0.11));
+    assert_eq!(vegas.limit(), high);
+    assert!(!vegas.is_probing());
+    assert_eq!(vegas.report().moved, Some(Moved::ProbeOver));
+    vegas.idle(seconds(now + 100.0));
+    assert_eq!(vegas.limit(), high);
+}
+
+#[test]
+fn one_window_that_is_far_too_fast_does_not_move_the_baseline() {
+    let windows = |rtts: &[f64]| {
+        // Nothing but the windows speaks of the baseline: more is always in flight than the gate lets pass.
+        let (mut vegas, mut now) = (Vegas::new(Bounds::new(40, 40, 40)), 0.0);
+        feed(
+            &mut vegas,
+            &mut now,
+            1000,
+            0.001,
+            0.01,
+            40,
+            Outcome::Success,
+        );
+        for &rtt in rtts {
+            let before = vegas.report.window;
+            while vegas.report.window == before {
+                feed(&mut vegas, &mut now, 1, 0.001, rtt, 41, Outcome::Success);
+            }
+        }
+        (vegas.base.mean * 1e6).round() / 1e6
+    };
+    assert_eq!(windows(&[0.004]), 0.01);
+    assert_eq!(windows(&[0.004, 0.01, 0.004]), 0.01);
+    assert_eq!(windows(&[0.004, 0.005]), 0.005, "the slower of the two");
+}
+
+#[test]
+fn nonsense_does_no_harm() {
+    use Outcome::{Failure, Ignored, Success};
+    let times = [
+        Duration::ZERO,
+        seconds(1.0),
+        Duration::from_secs(300_000_000),
+        Duration::MAX,
+    ];
+    for rtt in times {
+        for outcome in [Success, Failure, Ignored] {
+            for in_flight in [0, 1, 20, usize::MAX] {
+                let mut vegas = Vegas::default();
+                for i in 0..10_000_u32 {
+                    // Time that stands still, jumps by years, and goes back.
+                    let now = times[(i / 1000) as usize % 3] + i * Duration::from_millis(1);
+                    let full = true;
+                    vegas.sample(&Sample {
+                        now,
+                        rtt,
+                        in_flight,
+                        outcome,
+                        full,
+                    });
+                    assert!((1..=1000).contains(&vegas.limit()), "{vegas:?}");
+                    assert!(
+                        vegas.limit.is_finite() && vegas.base.mean.is_finite(),
+                        "{vegas:?}"
+                    );
+                }
+            }
+        }
+    }
+}
