@@ -36,6 +36,24 @@
 //! | [`aimd()`](AdaptiveConcurrencyLayer::aimd) | failures and timeouts only | many clients of one service that refuses when it is overloaded |
 //! | [`new(law)`](AdaptiveConcurrencyLayer::new) | whatever your [`Limit`] goes by | |
 //!
+//! # How Vegas finds the limit
+//! From the round-trip times of a window of requests, their rate, and the *baseline* (the mean time of
+//! requests that do not have to wait), Little's law tells how many requests wait inside the service. If
+//! hardly any do, the limit grows; if more do than keep the service busy, it shrinks. Now and then the limit
+//! dips for a few round trips, to three quarters of what keeps the service busy: those requests do not
+//! wait, and their mean is the baseline. Failures are never timed, and more than a tenth of them shrink the
+//! limit. `src/algorithm/vegas.rs` has the whole law, with the reason of each constant.
+//!
+//! It needs some traffic: windows have at least 16 requests, and an estimate is as good as service times are
+//! even. What to expect in front of `k` workers at twice the load, service times exponential: a limit of
+//! `k` + 4 for `k` = 4, `k` + 6 for 32, `k` + 25 for 200, within one to ten seconds.
+//!
+//! **Several limiters in front of one service** do not know of each other. Two do well together. From about
+//! four on, none can drain the queue that the others hold up; each takes it for the baseline, and the limits
+//! drift up. Set a `max` by [`limits`](AdaptiveConcurrencyLayer::limits), each its share of what the service
+//! can do; or put the limit into the service itself, where there is one; or use
+//! [`aimd()`](AdaptiveConcurrencyLayer::aimd).
+//!
 //! # Behaviour
 //! As [`concurrency_limit`](crate::concurrency_limit): `poll_ready` reserves a permit and is `Pending` at
 //! the limit, callers that wait are served in their order, waits are bounded by [`max_waiting`] (1024

@@ -35,8 +35,9 @@
 //! | you want | use |
 //! | --- | --- |
 //! | at most so many requests at once | [`ConcurrencyLimitLayer`] |
+//! | the same, but you do not know how many | [`AdaptiveConcurrencyLayer`] |
 //! | at most so many requests in a time | [`RateLimitLayer`] |
-//! | the same for each client | [`KeyedRateLimitLayer`] |
+//! | a rate for each client | [`KeyedRateLimitLayer`] |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |

@@ -123,6 +123,8 @@ const SIGNIFICANT: f64 = 0.2;
 const SIGNIFICANT_ERRORS: f64 = 3.0;
 /// with this weight.
 const WEIGHT: f64 = 0.2;
+/// A baseline with a standard error above this share of it is measured again soon.
+const VAGUE: f64 = 0.08;
 /// A request that takes longer than so many baselines counts as that long: one that hangs is no queue.
 /// Not less, because a mix of fast and slow requests is no outlier.
 const LONGEST_RTT: f64 = 30.0;
@@ -189,6 +191,8 @@ struct Baseline {
     variance: f64,
     /// How many measurements it is the average of.
     batches: f64,
+    /// The square of its standard error, in units of the variance: 1 / n for a mean of n samples.
+    error: f64,
 }
 
 impl Baseline {
@@ -402,8 +406,7 @@ impl Vegas {
 
         let queue = rate * (rtt - self.base.mean);
         let n = window.rtt.n + window.failures;
-        let base_error = 0.5 * WEIGHT / self.dip_needs(); // of an average of measurements, so weighted
-        let error = rate * (self.base.variance * (1.0 / n + base_error)).sqrt();
+        let error = rate * (self.base.variance * (1.0 / n + self.base.error)).sqrt();
         let waits = 1.0 + self.base.variation();
         let alpha = ALPHA * waits + ALPHA_SHARE * self.limit + ALPHA_ERRORS * error;
         let beta = BETA * waits + BETA_SHARE * self.limit + BETA_ERRORS * error;
@@ -461,6 +464,7 @@ impl Vegas {
         if self.base.mean == 0.0 {
             self.base.mean = rtt;
             self.base.variance = window.variance();
+            self.base.error = 1.0 / window.n;
         }
         let above = self.base.mean - rtt;
         let lower =
@@ -470,6 +474,7 @@ impl Vegas {
             Some(before) if lower => {
                 // Under load it is faster than it was thought to be without.
                 self.base.mean = rtt.max(before);
+                self.base.error = 1.0 / window.n;
                 self.base.batches = 1.0;
                 self.interval = DIP_EVERY.0;
                 self.unqueued = Mean::default();
@@ -491,18 +496,23 @@ impl Vegas {
         if changed {
             self.base.mean = mean;
             self.base.variance = variance;
+            self.base.error = 1.0 / measured.n;
             self.base.batches = 1.0;
             self.interval = DIP_EVERY.0;
         } else {
-            // Off by much, but too few samples say so: others, soon.
-            self.interval = match off.abs() > SIGNIFICANT * self.base.mean {
-                true => DIP_EVERY.0,
-                false => (2.0 * self.interval).min(DIP_EVERY.1),
-            };
             self.base.batches += 1.0;
             let weight = WEIGHT.max(1.0 / self.base.batches);
             self.base.mean += weight * off;
             self.base.variance += weight * (variance - self.base.variance);
+            let kept = 1.0 - weight;
+            self.base.error = kept * kept * self.base.error + weight * weight / measured.n;
+            // Off by much, but too few samples say so: others, soon.
+            let suspect = off.abs() > SIGNIFICANT * self.base.mean;
+            let vague = self.base.variance * self.base.error > (VAGUE * self.base.mean).powi(2);
+            self.interval = match suspect || vague {
+                true => DIP_EVERY.0,
+                false => (2.0 * self.interval).min(DIP_EVERY.1),
+            };
         }
         self.since = 0.0;
         self.verified_at = self.limit;
