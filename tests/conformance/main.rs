@@ -7,6 +7,7 @@ mod netflix_vegas;
 #[path = "../support/simulation.rs"]
 mod simulation;
 mod vegas;
+mod windowed;
 
 use std::time::Duration;
 
