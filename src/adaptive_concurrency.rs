@@ -45,8 +45,8 @@
 //! limit. `src/algorithm/vegas.rs` has the whole law, with the reason of each constant.
 //!
 //! It needs some traffic: windows have at least 16 requests, and an estimate is as good as service times are
-//! even. What to expect in front of `k` workers at twice the load, service times exponential: a limit of
-//! `k` + 4 for `k` = 4, `k` + 6 for 32, `k` + 25 for 200, within one to ten seconds.
+//! even. What to expect at twice the load with exponential service times: a limit of about 8 in front of 4
+//! workers, 38 in front of 32, 217 in front of 200, within one to ten seconds.
 //!
 //! **Several limiters in front of one service** do not know of each other. Two do well together. From about
 //! four on, none can drain the queue that the others hold up; each takes it for the baseline, and the limits

@@ -316,6 +316,9 @@ fn a_pinned_limit_stays_and_the_law_starts_over_from_it() {
     handle.pin(50).unwrap();
     assert_eq!(limit(), 50);
 
+    drop(layer.limits(1, 20, 100));
+    assert_eq!(limit(), 50, "new bounds do not unpin it");
+
     handle.unpin();
     assert_eq!((limit(), handle.snapshot().pinned), (50, false));
     handle.pin(1000).unwrap();
