@@ -32,7 +32,7 @@ struct Script {
     limit: usize,
     samples: Vec<Sample>,
     probing: bool,
-    idle: Vec<Duration>,
+    admitted: Vec<usize>,
     panics: bool,
 }
 
@@ -43,7 +43,7 @@ impl Scripted {
             limit,
             samples: Vec::new(),
             probing: false,
-            idle: Vec::new(),
+            admitted: Vec::new(),
             panics: false,
         })))
     }
@@ -85,10 +85,12 @@ impl Limit for Scripted {
         self.0.lock().unwrap().probing
     }
 
-    fn idle(&mut self, now: Duration) {
+    fn admitted(&mut self, _: Duration, in_flight: usize) {
         self.set(|script| {
-            script.idle.push(now);
-            (script.probing, script.limit) = (false, script.limit + 1);
+            script.admitted.push(in_flight);
+            if in_flight == 1 {
+                (script.probing, script.limit) = (false, script.limit + 1);
+            }
         });
     }
 
@@ -259,16 +261,16 @@ fn the_limit_shrinks_under_a_backlog_and_lets_those_who_wait_in_when_it_grows() 
 }
 
 #[test]
-fn a_request_that_finds_the_service_idle_ends_a_probe() {
+fn a_law_that_probes_is_told_of_requests_that_come() {
     let law = Scripted::new(2);
     let layer = law.layer();
     let handle = layer.handle();
     let probe = Probe::new();
     let service = layer.layer(probe.clone());
-    let idle = || law.0.lock().unwrap().idle.len();
+    let admitted = || law.0.lock().unwrap().admitted.clone();
 
     finish(request(&service)).unwrap();
-    assert_eq!(idle(), 0, "it is not probing");
+    assert_eq!(admitted(), [], "it is not probing");
 
     // It begins to probe with a sample, and there is another request in flight.
     probe.set(|script| script.pending_polls = 1);
@@ -278,12 +280,12 @@ fn a_request_that_finds_the_service_idle_ends_a_probe() {
     law.set(|script| script.probing = true);
     finish(first).unwrap();
     finish(request(&service)).unwrap();
-    assert_eq!(idle(), 0, "something is in flight");
+    assert_eq!(admitted(), [2]);
     finish(second).unwrap();
 
     let mut third = request(&service);
     assert!(poll(&mut third).is_pending());
-    assert_eq!(idle(), 1);
+    assert_eq!(admitted(), [2, 1]);
     assert_eq!(
         handle.snapshot().permits.limit,
         3,
@@ -291,7 +293,7 @@ fn a_request_that_finds_the_service_idle_ends_a_probe() {
     );
     finish(third).unwrap();
     finish(request(&service)).unwrap();
-    assert_eq!(idle(), 1, "the probe is over");
+    assert_eq!(admitted(), [2, 1], "the probe is over");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) struct Governor {
     clock: Clock,
-    /// 1 while the law wants to know when the service is idle.
+    /// 1 while the law wants to know of requests that come.
     probing: AtomicUsize,
     law: Mutex<Law>,
 }
@@ -59,8 +59,8 @@ impl Governor {
     pub(crate) fn dispatch(&self, gate: &Gate) -> Dispatched {
         let at = self.clock.nanos();
         let (in_flight, full) = gate.load_now();
-        if in_flight <= 1 && self.probing.load(Relaxed) != 0 {
-            self.idle(gate, at);
+        if self.probing.load(Relaxed) != 0 {
+            self.admitted(gate, at, in_flight);
         }
         Dispatched {
             at,
@@ -90,10 +90,10 @@ impl Governor {
     }
 
     #[cold]
-    fn idle(&self, gate: &Gate, now: u64) {
+    fn admitted(&self, gate: &Gate, now: u64, in_flight: usize) {
         let mut law = lock(&self.law);
         if !law.pinned {
-            law.limit.idle(Duration::from_nanos(now));
+            law.limit.admitted(Duration::from_nanos(now), in_flight);
             self.apply(gate, law);
         }
     }

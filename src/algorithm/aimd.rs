@@ -31,9 +31,16 @@ impl Aimd {
         }
     }
 
-    /// The share of the limit that is left after a failure, from 0.5 to 1. 0.9 unless set.
+    /// The share of the limit that is left after a failure. 0.9 unless set.
+    ///
+    /// # Panics
+    /// Unless 0.5 ≤ `share` < 1.
     pub fn decrease_to(mut self, share: f64) -> Self {
-        self.decrease_to = share.clamp(0.5, 1.0);
+        assert!(
+            (0.5..1.0).contains(&share),
+            "decrease_to must be at least 0.5 and below 1"
+        );
+        self.decrease_to = share;
         self
     }
 
@@ -62,10 +69,10 @@ impl Limit for Aimd {
         let (limit, why) = match sample.outcome {
             Outcome::Ignored => return,
             Outcome::Success if !late => {
-                if 2 * sample.in_flight < self.limit {
+                if sample.in_flight.saturating_mul(2) < self.limit {
                     return;
                 }
-                (self.limit + 1, Moved::Room)
+                (self.limit.saturating_add(1), Moved::Room)
             }
             _ => (
                 (self.limit as f64 * self.decrease_to) as usize,

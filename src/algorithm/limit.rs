@@ -49,7 +49,7 @@ pub trait Limit: Send + 'static {
     /// How many requests may be in flight now. 0 is taken as 1.
     fn limit(&self) -> usize;
 
-    /// A request has completed.
+    /// A request has completed, and its outcome is a success or a failure: the layer passes on no others.
     fn sample(&mut self, sample: &Sample);
 
     /// Where it started, and how far it may go.
@@ -58,16 +58,17 @@ pub trait Limit: Send + 'static {
     /// Starts over within these bounds, as if nothing had been learned.
     fn restart(&mut self, bounds: Bounds);
 
-    /// Whether the limit is held down for a while only to measure. Then [`idle`](Self::idle) is told
-    /// when a request finds nothing else in flight.
+    /// Whether the limit is held down for a while only to measure. Then [`admitted`](Self::admitted) is
+    /// told of requests that come.
     fn is_probing(&self) -> bool {
         false
     }
 
-    /// A request has come, and nothing else is in flight: there is nothing left to wait for in a
-    /// measurement. Only called while it [is probing](Self::is_probing).
-    fn idle(&mut self, now: Duration) {
-        let _ = now;
+    /// A request is handed to the service, and with it so many are in flight. Only called while it [is
+    /// probing](Self::is_probing): a measurement must also end when the service falls idle, or when nothing
+    /// completes any more that says anything.
+    fn admitted(&mut self, now: Duration, in_flight: usize) {
+        let _ = (now, in_flight);
     }
 
     /// What is known, for operators to look at.

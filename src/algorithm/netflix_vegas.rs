@@ -66,14 +66,28 @@ impl NetflixVegas {
     }
 
     /// The limit shrinks to this share of it, instead of by log₁₀ of it.
+    ///
+    /// # Panics
+    /// Unless 0 ≤ `share` < 1.
     pub fn decrease_to(mut self, share: f64) -> Self {
-        self.decrease_to = Some(share.clamp(0.0, 1.0));
+        assert!(
+            (0.0..1.0).contains(&share),
+            "decrease_to must be at least 0 and below 1"
+        );
+        self.decrease_to = Some(share);
         self
     }
 
-    /// How much of each step is taken, from 0 to 1. 1 unless set.
+    /// How much of each step is taken. 1 unless set.
+    ///
+    /// # Panics
+    /// Unless 0 < `smoothing` ≤ 1.
     pub fn smoothing(mut self, smoothing: f64) -> Self {
-        self.smoothing = smoothing.clamp(0.0, 1.0);
+        assert!(
+            smoothing > 0.0 && smoothing <= 1.0,
+            "smoothing must be above 0 and at most 1"
+        );
+        self.smoothing = smoothing;
         self
     }
 
@@ -169,8 +183,11 @@ impl Limit for NetflixVegas {
         let failed = sample.outcome == Outcome::Failure;
         if let Some((limit, why)) = self.judge(rtt, in_flight, failed) {
             let limit = self.bounds.clamp(limit);
-            self.limit = (1.0 - self.smoothing) * self.limit + self.smoothing * limit;
-            self.moved = Some(why);
+            let limit = (1.0 - self.smoothing) * self.limit + self.smoothing * limit;
+            if limit != self.limit {
+                self.limit = limit;
+                self.moved = Some(why);
+            }
         }
     }
 

@@ -38,12 +38,13 @@
 //! too many. If the baseline falls by much, the next dip follows at once and deeper, until it falls no
 //! more. A dip is shallow and rare enough (one in 4 windows at first, one in 32 when it confirms
 //! what was known) to cost less than 1 % of the throughput. Requests that happen to find the service
-//! half idle count as well, so at night no dip is needed. A service that falls idle ends the dip.
+//! half idle count as well, so at night no dip is needed. It ends early when the
+//! service falls idle.
 //!
-//! A window whose mean is far *below* the baseline also corrects it, but only if the one before said the
-//! same, and neither followed a step up. After a sudden rush, and while the limit grows, the short requests
-//! complete first, and such a window's mean is far too low: taken for the baseline, it makes the law see a
-//! queue that is not there, and hold the limit at a fraction of what the service can do.
+//! A window whose mean is far *below* the baseline also corrects it, but only if the next one, through which
+//! the limit is held, says the same. After a sudden rush, and after each step up, the short requests complete
+//! first, and such a window's mean is far too low: taken for the baseline, it makes the law see a queue that
+//! is not there, and hold the limit at a fraction of what the service can do.
 //!
 //! # What it cannot do
 //! - Several limiters in front of one service do not know of each other. From about four on, none of
@@ -159,12 +160,8 @@ pub struct Vegas {
     skip: u64,
     /// Steps up in a row.
     run: i32,
-    /// The limit was raised when the window was opened: with more and more in flight, of what completes
-    /// the short ones are too many, and its mean is too low for a baseline.
-    grew: bool,
-    /// The mean of the last window, if it was much lower than the baseline. One such window proves
-    /// nothing: after a sudden rush the short requests complete first.
-    lower: Option<f64>,
+    /// The last window was much faster than the baseline. That is confirmed by the next one, or not.
+    low: bool,
     /// Windows since the baseline was last verified,
     since: f64,
     /// after how many it is verified again,
@@ -280,8 +277,7 @@ impl Vegas {
             dipped: false,
             skip: 0,
             run: FIRST_RUN,
-            grew: false,
-            lower: None,
+            low: false,
             since: 0.0,
             interval: DIP_EVERY.0,
             verified_at: limit,
@@ -324,19 +320,22 @@ impl Vegas {
         if in_flight as f64 <= self.gate {
             self.unqueued.add(rtt);
         }
-        if self.dip.is_some() {
-            return;
+        if self.dip.is_none() && !self.skips(now) {
+            self.window.rtt.add(rtt);
+            self.window.in_flight += in_flight as f64;
+            self.window.peak = self.window.peak.max(in_flight);
         }
-        if self.skip > 0 {
+    }
+
+    /// Whether a request is passed over that completes after a dip, because it was admitted in it. The
+    /// window begins after the last of them.
+    fn skips(&mut self, now: f64) -> bool {
+        let skips = self.skip > 0;
+        if skips {
             self.skip -= 1;
-            if self.skip == 0 {
-                self.window.start = now;
-            }
-            return;
+            self.window = Collected::from(now);
         }
-        self.window.rtt.add(rtt);
-        self.window.in_flight += in_flight as f64;
-        self.window.peak = self.window.peak.max(in_flight);
+        skips
     }
 
     /// Ends the dip when enough was measured, or when it cannot be.
@@ -347,11 +346,16 @@ impl Vegas {
         if measured >= needs && lasted >= SHORTEST_DIP
             || self.window.failures > needs
             || measured >= FEWEST && lasted > LONGEST_WINDOW
-            || lasted > 4.0 * LONGEST_WINDOW + 2.0 * self.base.mean
+            || lasted > self.longest_dip()
         {
             self.skip = self.dip_level.unwrap_or(0.0) as u64;
             self.end_dip(now);
         }
+    }
+
+    /// Where nothing completes that says anything.
+    fn longest_dip(&self) -> f64 {
+        4.0 * LONGEST_WINDOW + 2.0 * self.base.mean
     }
 
     fn end_dip(&mut self, now: f64) {
@@ -360,7 +364,9 @@ impl Vegas {
         self.since = 0.0;
         self.verified_at = self.limit;
         self.window = Collected::from(now);
-        self.report.moved = Some(Moved::ProbeOver);
+        if self.dip_level.is_some_and(|level| level < self.limit) {
+            self.report.moved = Some(Moved::ProbeOver);
+        }
     }
 
     fn start_dip(&mut self, now: f64, level: f64) {
@@ -371,7 +377,9 @@ impl Vegas {
         self.dip_level = Some(level);
         self.gate = level;
         self.verified_at = self.limit;
-        self.report.moved = Some(Moved::Probe);
+        if level < self.limit {
+            self.report.moved = Some(Moved::Probe);
+        }
     }
 
     /// Judges the window.
@@ -402,7 +410,6 @@ impl Vegas {
     fn judge(&mut self, now: f64, lasted: f64, window: &Collected) {
         let (rate, rtt) = (window.rtt.n / lasted, window.rtt.mean());
         let fell = self.verify(&window.rtt);
-        self.grew = false;
 
         let queue = rate * (rtt - self.base.mean);
         let n = window.rtt.n + window.failures;
@@ -435,13 +442,13 @@ impl Vegas {
             dip_to = self.floor(NEXT_DIP * busy);
             self.move_to((busy + middle).min(self.limit), Moved::Queue);
             self.verified_at = self.limit;
+        } else if self.low {
+            // Either the service has become faster, or the short ones are in front: the next window tells.
         } else if queue < alpha {
             let step = f64::from(2_u32.pow(self.run.min(LONGEST_RUN) as u32));
             let step = step.min(MOST_UP * self.limit).max(1.0);
             self.run += 1;
-            let before = self.limit;
-            self.move_to(before + step, Moved::Room);
-            self.grew = self.limit > before;
+            self.move_to(self.limit + step, Moved::Room);
         } else {
             self.run = 0;
             if queue > beta {
@@ -467,19 +474,17 @@ impl Vegas {
             self.base.error = 1.0 / window.n;
         }
         let above = self.base.mean - rtt;
-        let lower =
-            !self.grew && is_significant(above, self.base.mean, self.base.variance / window.n);
-        let lower_before = self.lower.take();
-        match lower_before {
-            Some(before) if lower => {
-                // Under load it is faster than it was thought to be without.
-                self.base.mean = rtt.max(before);
-                self.base.error = 1.0 / window.n;
-                self.base.batches = 1.0;
-                self.interval = DIP_EVERY.0;
-                self.unqueued = Mean::default();
-            }
-            _ => self.lower = lower.then_some(rtt),
+        let low = is_significant(above, self.base.mean, self.base.variance / window.n);
+        if low && self.low {
+            // Under load it is faster than it was thought to be without.
+            self.base.mean = rtt;
+            self.base.error = 1.0 / window.n;
+            self.base.batches = 1.0;
+            self.interval = DIP_EVERY.0;
+            self.unqueued = Mean::default();
+            self.low = false;
+        } else {
+            self.low = low;
         }
         let dipped = std::mem::take(&mut self.dipped);
         let enough = self.unqueued.n >= self.dip_needs() || dipped && self.unqueued.n >= FEWEST;
@@ -550,6 +555,7 @@ impl Limit for Vegas {
         }
         match sample.outcome {
             Outcome::Success => self.collect(now, rtt, sample.in_flight),
+            Outcome::Failure if self.dip.is_none() && self.skips(now) => {}
             Outcome::Failure => self.window.failures += 1.0,
             Outcome::Ignored => return,
         }
@@ -577,13 +583,12 @@ impl Limit for Vegas {
         self.dip.is_some()
     }
 
-    fn idle(&mut self, now: Duration) {
+    fn admitted(&mut self, now: Duration, in_flight: usize) {
         let now = now.as_secs_f64();
         // With one or two in flight a service is idle all the time, between one request and the next.
-        if self
-            .dip
-            .is_some_and(|dip| now - dip.last >= SHORTEST_WINDOW)
-        {
+        let idle = |dip: Dip| in_flight <= 1 && now - dip.last >= SHORTEST_WINDOW;
+        let long = |dip: Dip| now - dip.since > self.longest_dip();
+        if self.dip.is_some_and(|dip| idle(dip) || long(dip)) {
             self.end_dip(now);
         }
     }

@@ -90,14 +90,17 @@ impl<L: Limit> Limit for Windowed<L> {
             return;
         }
         let window = std::mem::take(&mut self.collected);
-        let length = (2 * window.least).clamp(self.shortest, self.longest);
+        let length = window
+            .least
+            .saturating_mul(2)
+            .clamp(self.shortest, self.longest);
         self.end = sample.now.saturating_add(length);
         if window.successes.saturating_add(window.failures) < FEWEST {
             return;
         }
         // Failures are not timed: where there is nothing else, the last time known stands.
         let mean_rtt = match (window.successes, self.last) {
-            (0, None) => return,
+            (0, None) => Duration::ZERO,
             (0, Some(last)) => last.mean_rtt,
             (n, _) => window.sum / n,
         };
@@ -137,8 +140,8 @@ impl<L: Limit> Limit for Windowed<L> {
         self.law.is_probing()
     }
 
-    fn idle(&mut self, now: Duration) {
-        self.law.idle(now);
+    fn admitted(&mut self, now: Duration, in_flight: usize) {
+        self.law.admitted(now, in_flight);
     }
 
     fn report(&self) -> Report {

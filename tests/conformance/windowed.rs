@@ -125,7 +125,9 @@ fn where_all_failed_the_last_time_stands() {
         }
         law.take()
     };
-    assert_eq!(feed(0, Outcome::Failure), [], "there is none yet");
+    let fed = feed(0, Outcome::Failure);
+    let untimed = sample(1000 * MS, Duration::ZERO, 1, Outcome::Failure);
+    assert_eq!(fed, [untimed], "there is none yet");
     assert_eq!(feed(1000, Outcome::Success).len(), 1);
     let fed = feed(2000, Outcome::Failure);
     assert_eq!(fed, [sample(3000 * MS, 9 * MS, 1, Outcome::Failure)]);
