@@ -60,8 +60,9 @@
 //! unless set) and [`max_wait`]. When the limit shrinks, nothing in flight is disturbed, and nothing is
 //! admitted until less is in flight than the new limit, however many wait.
 //!
-//! A request is timed from `call` to its response (of HTTP: to its head, also with
-//! [`hold_until_body_end`], which holds the permit longer), so a wait for a permit is not part of it.
+//! A request is timed from `call` to its response, so a wait for a permit is not part of it. Of HTTP that is
+//! the response's head, also with [`hold_until_body_end`]. Where the work is in the body, the time to the
+//! head says nothing about it and the limit grows to its `max`: set one, or use a fixed limit there.
 //!
 //! # Errors
 //! [`Overloaded`](crate::Overloaded) past the bounds, and from a `LoadShed` outside it at the limit. Its
@@ -71,7 +72,8 @@
 //! # Cancellation
 //! As [`concurrency_limit`](crate::concurrency_limit). A request whose future is dropped before it
 //! completes, or that panics, gives its permit back and is not learned from: how long it would have taken
-//! is not known.
+//! is not known. So put a `Timeout` *inside* this layer: there it is a failure, outside it only cancels, and
+//! a service that hangs teaches nothing.
 //!
 //! # Cloning
 //! One layer value is one limit and one law, however often [`Layer::layer`] is called and however often
@@ -101,12 +103,14 @@ pub use crate::algorithm::{
 };
 pub use crate::classify::{ByResult, ByStatus, Classify, Outcome};
 use crate::{
-    BoxError, Clock, ConfigError, Hold, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
+    BoxError, Clock, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd,
+    UntilResponse,
     admission::{
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
     },
+    concurrency_limit::Acquire,
     hold::sealed::Sealed,
     sync::Arc,
 };
@@ -416,6 +420,20 @@ impl Handle {
     /// limit is not pinned.
     pub fn unpin(&self) {
         self.gate.governor().unpin(&self.gate);
+    }
+
+    /// Waits for a permit, in line with the layer's requests and under the same bounds. What is done under
+    /// it counts as in flight, but is not timed and not learned from.
+    pub fn acquire(&self) -> Acquire {
+        Acquire::new(&self.gate)
+    }
+
+    /// Takes such a permit if one is free and nobody waits for it.
+    ///
+    /// # Errors
+    /// [`Reason::AtLimit`](crate::Reason::AtLimit) if not.
+    pub fn try_acquire(&self) -> Result<Permit, Overloaded> {
+        Permit::try_take(&self.gate)
     }
 
     /// Changes how many callers may wait. Those who wait already may stay.

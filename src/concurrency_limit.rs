@@ -69,12 +69,8 @@ use tower_service::Service;
 
 pub use crate::admission::gate::Snapshot;
 use crate::{
-    BoxError, ConfigError, Hold, Overloaded, Permit, Reason, ResponseFuture, UntilBodyEnd,
-    UntilResponse,
-    admission::{
-        claim::{Claim, Limiter},
-        gate::Gate,
-    },
+    BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
+    admission::{claim::Claim, gate::Gate},
     sync::Arc,
 };
 
@@ -284,21 +280,16 @@ impl Handle {
     ///
     /// The place in the queue is taken at the first poll. Dropping the future loses nothing.
     pub fn acquire(&self) -> Acquire {
-        Acquire {
-            claim: Claim::new(Arc::clone(&self.gate), ()),
-        }
+        Acquire::new(&self.gate)
     }
 
     /// Takes a permit if one is free and nobody waits for it.
     ///
     /// # Errors
-    /// [`Reason::AtLimit`] if not.
+    /// [`Reason::AtLimit`](crate::Reason::AtLimit) if not.
     #[inline]
     pub fn try_acquire(&self) -> Result<Permit, Overloaded> {
-        match self.gate.try_admit(()) {
-            true => Ok(Permit::new(Arc::clone(&self.gate))),
-            false => Err(*self.gate.refuse((), Reason::AtLimit)),
-        }
+        Permit::try_take(&self.gate)
     }
 
     /// A layer on this limit, for those who start from the handle. It holds until the response, unless
@@ -308,11 +299,19 @@ impl Handle {
     }
 }
 
-/// A permit to come, from [`Handle::acquire`].
+/// A permit to come, from the `acquire` of a handle.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Acquire {
     claim: Claim<Gate>,
+}
+
+impl Acquire {
+    pub(crate) fn new(gate: &Arc<Gate>) -> Self {
+        Self {
+            claim: Claim::new(Arc::clone(gate), ()),
+        }
+    }
 }
 
 impl Future for Acquire {

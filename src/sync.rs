@@ -21,8 +21,9 @@ pub(crate) use types::*;
 
 /// Locks, whether or not another thread panicked while it held the lock.
 ///
-/// No code of ours can panic halfway through a change under a lock: wakers, the only foreign code near
-/// it, are cloned, woken and dropped outside it.
+/// No code of ours can panic halfway through a change under a lock. Wakers are cloned, woken and dropped
+/// outside it. The law of an adaptive limit, which may be foreign, runs under a lock of its own that guards
+/// nothing else.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()

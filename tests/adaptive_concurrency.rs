@@ -444,6 +444,24 @@ async fn a_refusal_carries_its_name_and_a_hint_from_the_drain_rate() {
 }
 
 #[test]
+fn permits_for_other_work_count_but_are_not_learned_from() {
+    let law = Scripted::new(2);
+    let layer = law.layer();
+    let handle = layer.handle();
+    let service = layer.layer(Probe::new());
+    let first = handle.try_acquire().unwrap();
+    let second = finish(handle.acquire()).unwrap();
+    assert_eq!(handle.try_acquire().unwrap_err().reason(), Reason::AtLimit);
+    let mut waiting = request(&service);
+    assert!(poll(&mut waiting).is_pending());
+    drop(first);
+    finish(waiting).unwrap();
+    drop(second);
+    assert_eq!(law.samples().len(), 1);
+    assert_eq!(handle.snapshot().permits.in_flight, 0);
+}
+
+#[test]
 fn waits_are_bounded() {
     let layer = Scripted::new(1).layer().max_waiting(1);
     let service = layer.layer(service_fn(|_: u32| pending::<Result<u32, BoxError>>()));

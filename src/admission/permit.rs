@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::gate::Gate;
-use crate::sync::Arc;
+use super::{claim::Limiter, gate::Gate};
+use crate::{Overloaded, Reason, sync::Arc};
 
 /// The right to have one request, job or connection in flight.
 ///
@@ -20,6 +20,15 @@ impl Permit {
     #[inline]
     pub(crate) fn new(gate: Arc<Gate>) -> Self {
         Self { gate }
+    }
+
+    /// If one is free and nobody waits for it.
+    #[inline]
+    pub(crate) fn try_take(gate: &Arc<Gate>) -> Result<Self, Overloaded> {
+        match gate.try_admit(()) {
+            true => Ok(Self::new(Arc::clone(gate))),
+            false => Err(*gate.refuse((), Reason::AtLimit)),
+        }
     }
 
     #[inline]

@@ -155,14 +155,7 @@ fn a_overload_of_32_servers() {
 
 #[test]
 fn a_overload_of_200_servers() {
-    line_a(200, &[10 * MS, 50 * MS], &UNIMODAL, 0.95, 1.5);
-    line_a(
-        200,
-        &[2 * MS],
-        &[Spread::Constant, Spread::LogNormal(1.0)],
-        0.95,
-        1.5,
-    );
+    line_a(200, &[2 * MS, 10 * MS, 50 * MS], &UNIMODAL, 0.95, 1.5);
 }
 
 #[test]
@@ -201,8 +194,6 @@ fn a_overload_with_a_queue_in_front() {
                 };
                 assert_at_least(run.goodput(&seen), least, &case);
                 assert!(seen.refused > 0, "{case:?}");
-                let snapshot = run.handle.snapshot();
-                assert_at_most(snapshot.permits.waiting as f64, 64.0, &case);
             }
         }
     }
@@ -315,9 +306,8 @@ fn e_half_of_the_servers_leave_and_come_back() {
             run.world.run(2.0, 60 * SEC);
             for server in [half, all] {
                 run.world.server = server;
-                // 20 windows of at least 0.1 s, and a dip or two among them.
-                run.world.run(2.0, 3 * SEC);
-                let (limit, _) = run.watch(2.0, 5 * SEC);
+                run.world.run(2.0, 2 * SEC); // 20 windows
+                let (limit, _) = run.watch(2.0, 2 * SEC);
                 assert_near(limit, settled(server), 0.25, &(seed, spread, server.k));
             }
         }
@@ -340,6 +330,25 @@ fn e_every_request_takes_twice_as_long() {
             run.world.server.mean = 2 * mean;
             let seen = run.world.run(2.0, 60 * SEC);
             assert_at_least(run.goodput(&seen), 0.93, &(seed, k, spread));
+        }
+    }
+}
+
+/// E: a service that has become faster is not flooded.
+#[test]
+fn e_every_request_takes_a_fraction_of_the_time() {
+    for seed in seeds() {
+        for (k, mean, times) in [(8, 50 * MS, 10), (32, 100 * MS, 10), (200, 40 * MS, 4)] {
+            let server = Server::new(k, mean, Spread::Even);
+            let mut run = shedding(seed, server);
+            run.world.run(2.0, 120 * SEC);
+            run.world.server.mean = mean / times;
+            for tenth in 0..100 {
+                run.world.run(2.0, SEC / 10);
+                assert_at_most(run.limit(), 1.8 * k as f64, &(seed, k, tenth));
+            }
+            let seen = run.world.run(2.0, 5 * SEC);
+            assert_at_least(run.goodput(&seen), 0.95, &(seed, k));
         }
     }
 }
