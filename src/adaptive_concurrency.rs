@@ -65,7 +65,7 @@
 //! head says nothing about it and the limit grows to its `max`: set one, or use a fixed limit there.
 //!
 //! # Errors
-//! [`Overloaded`](crate::Overloaded) past the bounds, and from a `LoadShed` outside it at the limit. Its
+//! [`Overloaded`] past the bounds, and from a `LoadShed` outside it at the limit. Its
 //! retry hint is the length of the queue over the rate at which permits came back lately. Errors of the
 //! inner service are passed on.
 //!

@@ -177,4 +177,52 @@ fn what_fails_after_a_dip_is_passed_over_like_what_succeeds() {
         dips += u32::from(!was_probing && vegas.is_probing());
         assert_ne!(vegas.report().moved, Some(Moved::Failures), "{vegas:?}");
     }
+
+    // Nothing but failures completes at first: as many as were in flight say nothing.
+    let (mut vegas, mut now) = dipping();
+    while vegas.is_probing() {
+        feed(&mut vegas, &mut now, 1, 0.0005, 0.01, 0, Outcome::Success);
+    }
+    feed(&mut vegas, &mut now, 20, 0.3, 0.01, 0, Outcome::Failure);
+    assert_eq!(vegas.report().moved, Some(Moved::ProbeOver));
+    feed(&mut vegas, &mut now, 200, 0.3, 0.01, 0, Outcome::Failure);
+    assert_eq!(vegas.report().moved, Some(Moved::Failures));
+}
+
+#[test]
+fn a_baseline_that_is_in_doubt_is_measured_again_soon() {
+    /// Windows to the next dip, after 8, when against a baseline of 1 `n` samples have this mean.
+    fn interval(error: f64, mean: f64, n: f64) -> f64 {
+        let base = Baseline {
+            mean: 1.0,
+            variance: 1.0,
+            batches: 100.0,
+            error,
+        };
+        let unqueued = Mean {
+            n,
+            sum: n * mean,
+            squares: n * (mean * mean + 1.0),
+        };
+        let mut vegas = Vegas {
+            interval: 8.0,
+            base,
+            unqueued,
+            ..Vegas::default()
+        };
+        assert!(!vegas.rebase());
+        vegas.interval
+    }
+    assert_eq!(interval(0.0001, 1.05, 1000.0), 16.0, "it is confirmed");
+    assert_eq!(interval(0.0001, 1.5, 1000.0), 4.0, "it has changed");
+    assert_eq!(
+        interval(0.0001, 1.26, 100.0),
+        4.0,
+        "it is off by much, but that may be chance"
+    );
+    assert_eq!(
+        interval(0.02, 1.05, 40.0),
+        4.0,
+        "it is not off, but few samples say so"
+    );
 }
