@@ -41,10 +41,10 @@
 //! half idle count as well, so at night no dip is needed. It ends early when the
 //! service falls idle.
 //!
-//! A window whose mean is far *below* the baseline also corrects it, but only if the next one, through which
-//! the limit is held, says the same. After a sudden rush, and after each step up, the short requests complete
-//! first, and such a window's mean is far too low: taken for the baseline, it makes the law see a queue that
-//! is not there, and hold the limit at a fraction of what the service can do.
+//! A window whose mean is far *below* the baseline also corrects it, but only if the next one says the same.
+//! After a sudden rush, and after each step up, the short requests complete first, and such a window's mean
+//! is far too low: taken for the baseline at once, it makes the law see a queue that is not there, and hold
+//! the limit at a fraction of what the service can do.
 //!
 //! # What it cannot do
 //! - Several limiters in front of one service do not know of each other. From about four on, none of
@@ -442,8 +442,6 @@ impl Vegas {
             dip_to = self.floor(NEXT_DIP * busy);
             self.move_to((busy + middle).min(self.limit), Moved::Queue);
             self.verified_at = self.limit;
-        } else if self.low {
-            // Either the service has become faster, or the short ones are in front: the next window tells.
         } else if queue < alpha {
             let step = f64::from(2_u32.pow(self.run.min(LONGEST_RUN) as u32));
             let step = step.min(MOST_UP * self.limit).max(1.0);
