@@ -109,6 +109,7 @@ impl Governor {
     pub(crate) fn pin(&self, gate: &Gate, limit: usize) {
         let mut law = lock(&self.law);
         law.pinned = true;
+        self.probing.store(0, Relaxed); // there is nobody to tell
         self.set(gate, law, limit);
     }
 

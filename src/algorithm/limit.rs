@@ -182,7 +182,7 @@ pub struct Window {
 }
 
 impl Report {
-    /// For a law outside this crate.
+    /// For laws outside this crate too, which cannot write it as a literal.
     pub fn new(baseline: Option<Duration>, window: Option<Window>, moved: Option<Moved>) -> Self {
         Self {
             baseline,

@@ -19,8 +19,8 @@
 //! fewer than half of the requests stand in.)
 //!
 //! # What it does
-//! - `queue < α`: there is room. The limit grows, by 8 at first and twice as much each time, at most by
-//!   half.
+//! - `queue < α`: there is room. The limit grows, by 1 and twice as much each time that there is still room
+//!   (at the start, and after a quiet time, by 8), at most by half.
 //! - `queue > β`: it shrinks by half of what the queue is above the middle of the band, at most by 30 %.
 //! - Between them, or if less than half of the limit was in use, it stays.
 //! - More than 10 % failures: it shrinks by half of their share. Failures are never timed.
@@ -36,10 +36,10 @@
 //! flight* did not wait; their mean is the new baseline. They are told by what was in flight when they
 //! were admitted, not by when they complete: of those that complete during a dip the short ones would be
 //! too many. If the baseline falls by much, the next dip follows at once and deeper, until it falls no
-//! more. A dip is shallow and rare enough (one in 4 windows at first, one in 32 when it confirms
-//! what was known) to cost less than 1 % of the throughput. Requests that happen to find the service
-//! half idle count as well, so at night no dip is needed. It ends early when the
-//! service falls idle.
+//! more. A dip is shallow and rare enough (one in 4 windows while the baseline is in doubt, one in 32 when
+//! it is confirmed again and again) to cost 1 % of the throughput, or 2 % where a few workers have very
+//! uneven requests. It ends early when the service falls idle. Requests that happen to find the service half
+//! idle count as well, so at night no dip is needed.
 //!
 //! A window whose mean is far *below* the baseline also corrects it, but only if the next one says the same.
 //! After a sudden rush, and after each step up, the short requests complete first, and such a window's mean
@@ -54,11 +54,13 @@
 //! - A service that gets slower with each request although none waits (a contended lock) looks like one
 //!   with a queue.
 
+mod baseline;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
 
 use std::time::Duration;
 
+use self::baseline::{Baseline, Mean, Verdict};
 use super::{
     limit::{Bounds, Limit, Moved, Outcome, Report, Sample, Window, seconds},
     netflix_vegas::NetflixVegas,
@@ -76,7 +78,8 @@ const WINDOW_ROUNDS: f64 = 4.0;
 /// The same while the limit grows: the estimate need not be good, only soon.
 const RAMP_ROUNDS: f64 = 1.5;
 
-/// α and β: a request or so that waits, so that no server is ever idle. Times 1 + ν.
+/// α and β: a request or so that waits, so that no server is ever idle. Times 1 + ν, where ν is the squared
+/// coefficient of variation of service times.
 const ALPHA: f64 = 0.7;
 const BETA: f64 = 1.0;
 /// … a share of the limit: an error of the baseline shows as a queue in proportion to it.
@@ -85,21 +88,19 @@ const BETA_SHARE: f64 = 0.08;
 /// … and standard errors of the queue's estimate.
 const ALPHA_ERRORS: f64 = 0.5;
 const BETA_ERRORS: f64 = 1.0;
-/// ν, the squared coefficient of variation of service times, is kept within this.
-const VARIATION: (f64, f64) = (0.5, 4.0);
 
 /// The first step up is 2 to this power: from idle to loaded in a few windows.
-const FIRST_RUN: i32 = 3;
+const FIRST_RUN: u32 = 3;
 /// Steps double no further than this; half of the limit is the bound long before.
-const LONGEST_RUN: i32 = 16;
+const LONGEST_RUN: u32 = 16;
 /// A step up is at most this share of the limit,
 const MOST_UP: f64 = 0.5;
 /// and one down this share of what the queue is too long, damped because the window is a mean of the past,
 const GAIN: f64 = 0.5;
 /// at most this share of the limit.
 const MOST_DOWN: f64 = 0.3;
-/// Below twice this share of the limit in use, the service was not tried, and nothing is learned.
-const HALF: f64 = 2.0;
+/// With less than this share of the limit in use, the service was not tried, and the limit stays.
+const USED: f64 = 0.5;
 
 /// A dip's depth: so shallow that it costs nothing, so deep that a baseline a third too high is found out.
 const DIP: f64 = 0.75;
@@ -118,14 +119,6 @@ const VERIFY_SLACK: f64 = 2.0;
 /// For so many windows after a dip, requests that were admitted in it still complete and count for it.
 const STRAGGLERS: f64 = 4.0;
 
-/// A baseline that is off by more than this share of it, and
-const SIGNIFICANT: f64 = 0.2;
-/// by more than so many standard errors, has changed; by less, it is averaged
-const SIGNIFICANT_ERRORS: f64 = 3.0;
-/// with this weight.
-const WEIGHT: f64 = 0.2;
-/// A baseline with a standard error above this share of it is measured again soon.
-const VAGUE: f64 = 0.08;
 /// A request that takes longer than so many baselines counts as that long: one that hangs is no queue.
 /// Not less, because a mix of fast and slow requests is no outlier.
 const LONGEST_RTT: f64 = 30.0;
@@ -151,15 +144,15 @@ pub struct Vegas {
     /// Requests that were admitted with at most `gate` in flight: none of them had to wait.
     unqueued: Mean,
     gate: f64,
+    /// The last one, and whether it goes on.
     dip: Option<Dip>,
-    /// What the last dip held the limit at, if there was one.
-    dip_level: Option<f64>,
+    dipping: bool,
     /// A dip has ended, and what it measured has not been judged yet.
     dipped: bool,
     /// Samples to pass over: they were admitted in the dip that is over.
     skip: u64,
     /// Steps up in a row.
-    run: i32,
+    run: u32,
     /// The last window was much faster than the baseline. That is confirmed by the next one, or not.
     low: bool,
     /// Windows since the baseline was last verified,
@@ -180,57 +173,13 @@ enum Phase {
     Running,
 }
 
-/// The time of a request that does not have to wait, as it is estimated.
-#[derive(Clone, Copy, Debug, Default)]
-struct Baseline {
-    /// 0 is unknown.
-    mean: f64,
-    variance: f64,
-    /// How many measurements it is the average of.
-    batches: f64,
-    /// The square of its standard error, in units of the variance: 1 / n for a mean of n samples.
-    error: f64,
-}
-
-impl Baseline {
-    /// ν: the squared coefficient of variation.
-    fn variation(&self) -> f64 {
-        match self.mean > 0.0 {
-            true => (self.variance / (self.mean * self.mean)).clamp(VARIATION.0, VARIATION.1),
-            false => 1.0,
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Dip {
+    /// What it holds the limit at.
+    level: f64,
     since: f64,
     /// When a request last completed.
     last: f64,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Mean {
-    n: f64,
-    sum: f64,
-    squares: f64,
-}
-
-impl Mean {
-    fn add(&mut self, x: f64) {
-        self.n += 1.0;
-        self.sum += x;
-        self.squares += x * x;
-    }
-
-    fn mean(&self) -> f64 {
-        self.sum / self.n
-    }
-
-    fn variance(&self) -> f64 {
-        let mean = self.mean();
-        (self.squares / self.n - mean * mean).max(0.0)
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -273,7 +222,7 @@ impl Vegas {
             unqueued: Mean::default(),
             gate: limit / 2.0,
             dip: None,
-            dip_level: None,
+            dipping: false,
             dipped: false,
             skip: 0,
             run: FIRST_RUN,
@@ -289,7 +238,7 @@ impl Vegas {
 
     /// How many samples a window needs with the limit and the baseline as they are.
     fn window_needs(&self) -> f64 {
-        let ramps = self.run > 0 && self.base.mean > 0.0;
+        let ramps = self.run > 0 && self.base.is_known();
         let rounds = if ramps { RAMP_ROUNDS } else { WINDOW_ROUNDS };
         (rounds * self.limit).max(FEWEST) * self.base.variation().max(1.0)
     }
@@ -313,14 +262,14 @@ impl Vegas {
     }
 
     fn collect(&mut self, now: f64, rtt: f64, in_flight: usize) {
-        let rtt = match self.base.mean > 0.0 {
+        let rtt = match self.base.is_known() {
             true => rtt.min(LONGEST_RTT * self.base.mean),
             false => rtt,
         };
         if in_flight as f64 <= self.gate {
             self.unqueued.add(rtt);
         }
-        if self.dip.is_none() && !self.skips(now) {
+        if !self.dipping && !self.skips(now) {
             self.window.rtt.add(rtt);
             self.window.in_flight += in_flight as f64;
             self.window.peak = self.window.peak.max(in_flight);
@@ -348,8 +297,8 @@ impl Vegas {
             || measured >= FEWEST && lasted > LONGEST_WINDOW
             || lasted > self.longest_dip()
         {
-            self.skip = self.dip_level.unwrap_or(0.0) as u64;
-            self.end_dip(now);
+            self.skip = dip.level as u64;
+            self.end_dip(dip, now);
         }
     }
 
@@ -358,23 +307,24 @@ impl Vegas {
         4.0 * LONGEST_WINDOW + 2.0 * self.base.mean
     }
 
-    fn end_dip(&mut self, now: f64) {
-        self.dip = None;
+    fn end_dip(&mut self, dip: Dip, now: f64) {
+        self.dipping = false;
         self.dipped = true;
         self.since = 0.0;
         self.verified_at = self.limit;
         self.window = Collected::from(now);
-        if self.dip_level.is_some_and(|level| level < self.limit) {
+        if dip.level < self.limit {
             self.report.moved = Some(Moved::ProbeOver);
         }
     }
 
     fn start_dip(&mut self, now: f64, level: f64) {
         self.dip = Some(Dip {
+            level,
             since: now,
             last: now,
         });
-        self.dip_level = Some(level);
+        self.dipping = true;
         self.gate = level;
         self.verified_at = self.limit;
         if level < self.limit {
@@ -422,8 +372,8 @@ impl Vegas {
         // What is in flight when nothing waits.
         let busy = self.limit - queue.clamp(0.0, self.limit);
         let level = self.floor(DIP * busy.min(window.in_flight / window.rtt.n));
-        self.gate = match self.dip_level {
-            Some(dip_level) if self.since < STRAGGLERS => level.max(dip_level),
+        self.gate = match self.dip {
+            Some(dip) if self.since < STRAGGLERS => level.max(dip.level),
             _ => level,
         };
         if let Some(reported) = &mut self.report.window {
@@ -431,7 +381,7 @@ impl Vegas {
             reported.queued = queue.max(0.0);
         }
 
-        if HALF * (window.peak as f64) < self.limit {
+        if (window.peak as f64) < USED * self.limit {
             self.run = FIRST_RUN; // the service was not tried
             return;
         }
@@ -443,7 +393,7 @@ impl Vegas {
             self.move_to((busy + middle).min(self.limit), Moved::Queue);
             self.verified_at = self.limit;
         } else if queue < alpha {
-            let step = f64::from(2_u32.pow(self.run.min(LONGEST_RUN) as u32));
+            let step = f64::from(1_u32 << self.run.min(LONGEST_RUN));
             let step = step.min(MOST_UP * self.limit).max(1.0);
             self.run += 1;
             self.move_to(self.limit + step, Moved::Room);
@@ -457,7 +407,7 @@ impl Vegas {
         self.since += 1.0;
         if self.since >= self.interval
             || self.limit < VERIFY * self.verified_at - VERIFY_SLACK
-            || fell && self.dip_level.is_some_and(|level| level > 1.0)
+            || fell && self.dip.is_some_and(|dip| dip.level > 1.0)
         {
             self.start_dip(now, dip_to);
         }
@@ -465,68 +415,33 @@ impl Vegas {
 
     /// Brings the baseline up to date. Says whether a dip has found it to be much too high.
     fn verify(&mut self, window: &Mean) -> bool {
-        let rtt = window.mean();
-        if self.base.mean == 0.0 {
-            self.base.mean = rtt;
-            self.base.variance = window.variance();
-            self.base.error = 1.0 / window.n;
+        if !self.base.is_known() {
+            self.base.start_with(window);
         }
-        let above = self.base.mean - rtt;
-        let low = is_significant(above, self.base.mean, self.base.variance / window.n);
+        let low = self.base.is_above(window);
         if low && self.low {
             // Under load it is faster than it was thought to be without.
-            self.base.mean = rtt;
-            self.base.error = 1.0 / window.n;
-            self.base.batches = 1.0;
+            self.base.lower_to(window);
             self.interval = DIP_EVERY.0;
             self.unqueued = Mean::default();
-            self.low = false;
-        } else {
-            self.low = low;
         }
+        self.low = low && !self.low;
         let dipped = std::mem::take(&mut self.dipped);
         let enough = self.unqueued.n >= self.dip_needs() || dipped && self.unqueued.n >= FEWEST;
-        enough && self.rebase() && dipped
+        enough && self.rebase() == Verdict::Fell && dipped
     }
 
-    /// Takes what was measured into the baseline. Says whether it fell by much.
-    fn rebase(&mut self) -> bool {
-        let measured = std::mem::take(&mut self.unqueued);
-        let (mean, variance) = (measured.mean(), measured.variance());
-        let off = mean - self.base.mean;
-        let error = self.base.variance.max(variance) / measured.n;
-        let changed = is_significant(off.abs(), self.base.mean, error);
-        if changed {
-            self.base.mean = mean;
-            self.base.variance = variance;
-            self.base.error = 1.0 / measured.n;
-            self.base.batches = 1.0;
-            self.interval = DIP_EVERY.0;
-        } else {
-            self.base.batches += 1.0;
-            let weight = WEIGHT.max(1.0 / self.base.batches);
-            self.base.mean += weight * off;
-            self.base.variance += weight * (variance - self.base.variance);
-            let kept = 1.0 - weight;
-            self.base.error = kept * kept * self.base.error + weight * weight / measured.n;
-            // Off by much, but too few samples say so: others, soon.
-            let suspect = off.abs() > SIGNIFICANT * self.base.mean;
-            let vague = self.base.variance * self.base.error > (VAGUE * self.base.mean).powi(2);
-            self.interval = match suspect || vague {
-                true => DIP_EVERY.0,
-                false => (2.0 * self.interval).min(DIP_EVERY.1),
-            };
-        }
+    /// Takes what was measured into the baseline.
+    fn rebase(&mut self) -> Verdict {
+        let verdict = self.base.take_in(&std::mem::take(&mut self.unqueued));
+        self.interval = match verdict {
+            Verdict::Confirmed => (2.0 * self.interval).min(DIP_EVERY.1),
+            Verdict::InDoubt | Verdict::Rose | Verdict::Fell => DIP_EVERY.0,
+        };
         self.since = 0.0;
         self.verified_at = self.limit;
-        changed && off < 0.0
+        verdict
     }
-}
-
-/// Whether a baseline is off by that much: more than chance explains, and more than matters.
-/// `error` is the variance of the mean that it is compared with.
-fn is_significant(off: f64, base: f64, error: f64) -> bool {
-    off > SIGNIFICANT * base && off > SIGNIFICANT_ERRORS * error.sqrt()
 }
 
 impl Default for Vegas {
@@ -538,8 +453,8 @@ impl Default for Vegas {
 
 impl Limit for Vegas {
     fn limit(&self) -> usize {
-        let limit = match (self.dip, self.dip_level) {
-            (Some(_), Some(level)) => self.limit.min(level),
+        let limit = match self.dip {
+            Some(dip) if self.dipping => self.limit.min(dip.level),
             _ => self.limit,
         };
         (limit as usize).max(1)
@@ -553,11 +468,11 @@ impl Limit for Vegas {
         }
         match sample.outcome {
             Outcome::Success => self.collect(now, rtt, sample.in_flight),
-            Outcome::Failure if self.dip.is_none() && self.skips(now) => {}
+            Outcome::Failure if !self.dipping && self.skips(now) => {}
             Outcome::Failure => self.window.failures += 1.0,
             Outcome::Ignored => return,
         }
-        if let Some(dip) = self.dip {
+        if let Some(dip) = self.dip.filter(|_| self.dipping) {
             return self.watch(dip, now);
         }
         let n = self.window.rtt.n + self.window.failures;
@@ -578,22 +493,24 @@ impl Limit for Vegas {
     }
 
     fn is_probing(&self) -> bool {
-        self.dip.is_some()
+        self.dipping
     }
 
     fn admitted(&mut self, now: Duration, in_flight: usize) {
+        let Some(dip) = self.dip.filter(|_| self.dipping) else {
+            return;
+        };
         let now = now.as_secs_f64();
         // With one or two in flight a service is idle all the time, between one request and the next.
-        let idle = |dip: Dip| in_flight <= 1 && now - dip.last >= SHORTEST_WINDOW;
-        let long = |dip: Dip| now - dip.since > self.longest_dip();
-        if self.dip.is_some_and(|dip| idle(dip) || long(dip)) {
-            self.end_dip(now);
+        let idle = in_flight <= 1 && now - dip.last >= SHORTEST_WINDOW;
+        if idle || now - dip.since > self.longest_dip() {
+            self.end_dip(dip, now);
         }
     }
 
     fn report(&self) -> Report {
         Report {
-            baseline: (self.base.mean > 0.0).then(|| seconds(self.base.mean)),
+            baseline: self.base.is_known().then(|| seconds(self.base.mean)),
             ..self.report
         }
     }

@@ -54,11 +54,6 @@ impl<L: Limit> Windowed<L> {
             last: None,
         }
     }
-
-    /// The law inside.
-    pub fn law(&self) -> &L {
-        &self.law
-    }
 }
 
 impl<L: Limit> Limit for Windowed<L> {
@@ -68,8 +63,7 @@ impl<L: Limit> Limit for Windowed<L> {
 
     fn sample(&mut self, sample: &Sample) {
         let window = &mut self.collected;
-        let n = window.successes + window.failures;
-        if n == 0 {
+        if window.successes == 0 && window.failures == 0 {
             window.start = sample.now;
         }
         match sample.outcome {
@@ -132,6 +126,7 @@ impl<L: Limit> Limit for Windowed<L> {
 
     fn restart(&mut self, bounds: Bounds) {
         self.law.restart(bounds);
+        self.end = Duration::ZERO;
         self.collected = Collected::default();
         self.last = None;
     }

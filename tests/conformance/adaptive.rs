@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use tower::{BoxError, Layer, Service, ServiceBuilder};
+use tower::{Layer, ServiceBuilder};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, LoadShedLayer,
     adaptive_concurrency::{Handle, Moved},
 };
 
-use crate::simulation::{Inner, MS, SEC, Seen, Server, Spread, World};
+use crate::simulation::{Inner, MS, SEC, Seen, Server, Spread, Stack, World};
 
 const UNIMODAL: [Spread; 5] = [
     Spread::Constant,
@@ -32,9 +32,6 @@ struct Run<S> {
     world: World<S>,
     handle: Handle,
 }
-
-trait Stack: Service<(), Response = (), Error = BoxError, Future: 'static> + Clone {}
-impl<S> Stack for S where S: Service<(), Response = (), Error = BoxError, Future: 'static> + Clone {}
 
 /// What does not fit is refused.
 fn shedding(seed: u64, server: Server) -> Run<impl Stack> {

@@ -168,6 +168,10 @@ impl Seen {
     }
 }
 
+/// What clients call: layers around the server.
+pub trait Stack: Service<(), Response = (), Error = BoxError, Future: 'static> + Clone {}
+impl<S> Stack for S where S: Service<(), Response = (), Error = BoxError, Future: 'static> + Clone {}
+
 /// A simulated server behind real layers, and a crowd of clients.
 pub struct World<S> {
     pub server: Server,
@@ -196,10 +200,7 @@ enum Client<S> {
     },
 }
 
-impl<S> World<S>
-where
-    S: Service<(), Response = (), Error = BoxError, Future: 'static> + Clone,
-{
+impl<S: Stack> World<S> {
     /// `layers` are put around the server; each client calls a clone of the whole.
     pub fn new<L>(seed: u64, server: Server, layers: impl FnOnce() -> L) -> Self
     where
