@@ -2,7 +2,9 @@
 
 pub(crate) mod aimd;
 pub(crate) mod drain_rate;
+pub(crate) mod fair_queue;
 pub(crate) mod gradient2;
+pub(crate) mod heap;
 pub(crate) mod limit;
 pub(crate) mod netflix_vegas;
 pub(crate) mod token_bucket;

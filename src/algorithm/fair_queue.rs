@@ -1,0 +1,702 @@
+//! Who is next, so that tenants get service in proportion to their weights: start-time fair queueing,
+//! with service times that are charged by estimate and corrected when they are known.
+//!
+//! # The maths
+//! Think of a clock for each tenant, its *tag* `T`, that shows how much service it has had, divided by its
+//! weight. A request that takes `l` seconds of one seat moves it by `l/w`. If the next request is always
+//! one of the tenant whose clock is furthest behind, no two clocks of tenants that have work are ever
+//! further apart than one request of each moves them, so both had service in proportion to their weights:
+//!
+//! ```text
+//! |W_f/w_f − W_g/w_g|  ≤  l_f/w_f + l_g/w_g          in any interval in which both have work
+//! ```
+//!
+//! with one seat; with `C` seats up to `C` requests of each are on their way, which is the same bound times
+//! `C + 1`. Two rules make that a scheduler.
+//!
+//! **Who was away begins where the others are.** A tenant whose clock stood still because it had nothing
+//! waiting has no claim to what it did not ask for. *Virtual time* `V` is the highest tag at which a request
+//! was begun. A request that finds none of its tenant's waiting starts no earlier: `T = max(T, V)`. When
+//! nobody has any work left, all clocks count as equal: `V = max(T)`. A tenant without work whose `T ≤ V` can
+//! be forgotten, as it would begin at `V` if it were new.
+//!
+//! **What is not known is guessed, and settled later.** How long a request takes is known when it is done.
+//! When it is next its tenant is charged an estimate, `T += e·cost/w`, and in the end the
+//! difference: `T += (actual − e)·cost/w`, with the weight of then. What is ordered is start tags, which do
+//! not depend on the estimate of the request itself, so a wrong guess shifts when the tenant is charged, not
+//! how much. While a request takes longer than was charged for, what it is over by is counted as soon as its
+//! tenant is about to be next: a tenant whose requests hang does not get seat after seat meanwhile. And a
+//! request that is next, but whose service has not begun, is put back if what was settled since makes it
+//! another's turn.
+//!
+//! Tags are nanoseconds times [`ONE`], in 128 bits. One nanosecond at weight `w` is `ONE / w`, which is
+//! exact to 10⁻⁸. At a thousand seats it takes 9 000 years until a tag is full, and then it stays there.
+//!
+//! # The data
+//! Tenants are numbered, and so are waiters, in slabs. A tenant's waiters are a list through the slab, and
+//! all waiters are another, in the order of arrival. Tenants that may be next are in a heap by start tag,
+//! and those with waiters in one by backlog. So everything is O(log tenants), and leaving the middle of a
+//! queue is O(1).
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests;
+
+use std::{cmp::Reverse, mem, num::NonZeroU32};
+
+use super::heap::Heap;
+
+/// A nanosecond of service at weight 1, as a tag.
+const ONE: u64 = 1 << 40;
+
+/// Largest weight: at this one a tag still moves by thousands for each nanosecond.
+pub(crate) const MAX_WEIGHT: u32 = 10_000;
+
+/// How much of its last service time goes into a tenant's estimate: one fifth.
+const NEWS: u64 = 5;
+
+/// So many tenants at most are looked at again for what their requests are over by, for each dispatch.
+const LOOKS: usize = 8;
+
+const NIL: u32 = u32::MAX;
+
+/// Requests of numbered tenants, of which the fairest is next. `T` is what is kept with each that waits.
+#[derive(Debug)]
+pub(crate) struct FairQueue<T> {
+    tenants: Vec<Tenant>,
+    free_tenants: Vec<u32>,
+    slots: Vec<Slot<T>>,
+    /// First unused slot; the unused ones are chained.
+    free: u32,
+    /// Ends of the list of all waiters, in the order of arrival.
+    oldest: u32,
+    newest: u32,
+    /// Tenants whose head may be dispatched.
+    ready: Heap<Start>,
+    /// Tenants with waiters; on top the one with the most for its weight.
+    backlogs: Heap<Reverse<u64>>,
+    virtual_time: u128,
+    /// No tag is above it.
+    latest: u128,
+    dispatched: u64,
+    waiters: u64,
+    waiting: usize,
+    running: usize,
+    /// The weights of those that have waiters.
+    weight_waiting: u64,
+    /// The service time of a tenant of which nothing is known.
+    estimate: u64,
+    /// Most that a tenant may have running.
+    max_running: u32,
+}
+
+/// A start tag, and when its tenant was last served: of two that are equal, whoever was served longer ago
+/// is next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Start {
+    // As two halves, because a u128 is aligned to 16 bytes and makes an entry of the heap half as large again.
+    high: u64,
+    low: u64,
+    last_served: u64,
+}
+
+impl Start {
+    fn new(tag: u128, last_served: u64) -> Self {
+        Self {
+            high: (tag >> 64) as u64,
+            low: tag as u64,
+            last_served,
+        }
+    }
+
+    fn tag(self) -> u128 {
+        u128::from(self.high) << 64 | u128::from(self.low)
+    }
+}
+
+#[derive(Debug)]
+struct Tenant {
+    tag: u128,
+    last_served: u64,
+    weight: u32,
+    /// What a nanosecond costs it.
+    price: u64,
+    /// Its service time, once one is known; 0 before.
+    estimate: u64,
+    head: u32,
+    tail: u32,
+    waiting: u32,
+    running: u32,
+    begun: Begun,
+}
+
+/// Sums over those requests of a tenant that have begun.
+#[derive(Debug, Default)]
+struct Begun {
+    cost: u64,
+    /// Of `cost · since`.
+    since: u128,
+    paid: u128,
+}
+
+#[derive(Debug)]
+enum Slot<T> {
+    Free { next: u32 },
+    Taken(Waiter<T>),
+}
+
+#[derive(Debug)]
+struct Waiter<T> {
+    number: u64,
+    since: u64,
+    with: T,
+    tenant: u32,
+    cost: NonZeroU32,
+    /// Its neighbours among its tenant's, until it is its turn.
+    previous: u32,
+    next: u32,
+    /// Its neighbours among all.
+    older: u32,
+    newer: u32,
+}
+
+/// A request's place, until its service begins or it is taken out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    number: u64,
+    slot: u32,
+}
+
+/// What the tenant of a request was charged when it was its turn, to be settled by [`FairQueue::finish`] or
+/// [`FairQueue::refund`].
+#[derive(Debug)]
+#[must_use = "a charge that is not settled counts as a request that runs for ever"]
+pub(crate) struct Charge {
+    tenant: u32,
+    cost: NonZeroU32,
+    paid: u64,
+    price: u64,
+    /// When its service began, if it has.
+    begun: Option<u64>,
+}
+
+impl Charge {
+    pub(crate) fn tenant(&self) -> u32 {
+        self.tenant
+    }
+
+    /// As a tag.
+    fn amount(&self) -> u128 {
+        u128::from(self.paid) * u128::from(self.price)
+    }
+}
+
+/// A tenant at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) weight: u32,
+    pub(crate) waiting: u32,
+    pub(crate) running: u32,
+    /// Since when its head waits.
+    pub(crate) oldest: Option<u64>,
+}
+
+impl<T> FairQueue<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            tenants: Vec::new(),
+            free_tenants: Vec::new(),
+            slots: Vec::new(),
+            free: NIL,
+            oldest: NIL,
+            newest: NIL,
+            ready: Heap::new(),
+            backlogs: Heap::new(),
+            virtual_time: 0,
+            latest: 0,
+            dispatched: 0,
+            waiters: 0,
+            waiting: 0,
+            running: 0,
+            weight_waiting: 0,
+            estimate: 0,
+            max_running: u32::MAX,
+        }
+    }
+
+    /// A tenant that is new begins where the others are. Its number may be that of one that was removed.
+    ///
+    /// `weight` is from 1 to [`MAX_WEIGHT`].
+    pub(crate) fn add_tenant(&mut self, weight: u32) -> u32 {
+        let tenant = Tenant {
+            tag: 0,
+            last_served: 0,
+            weight,
+            price: price(weight),
+            estimate: 0,
+            head: NIL,
+            tail: NIL,
+            waiting: 0,
+            running: 0,
+            begun: Begun::default(),
+        };
+        if let Some(id) = self.free_tenants.pop() {
+            self.tenants[id as usize] = tenant;
+            return id;
+        }
+        let id = u32::try_from(self.tenants.len()).expect("fewer than 2^32 tenants");
+        self.tenants.push(tenant);
+        id
+    }
+
+    /// Forgets a tenant that has no requests, if that loses nothing: if it would be treated the same if
+    /// it were new.
+    pub(crate) fn remove_tenant(&mut self, tenant: u32) -> bool {
+        let idle = &self.tenants[tenant as usize];
+        let lossless = idle.waiting == 0 && idle.running == 0 && idle.tag <= self.virtual_time;
+        if lossless {
+            self.free_tenants.push(tenant);
+        }
+        lossless
+    }
+
+    /// Changes what a tenant is charged from now on. What was charged stays.
+    pub(crate) fn set_weight(&mut self, id: u32, weight: u32) {
+        let tenant = &mut self.tenants[id as usize];
+        if tenant.waiting > 0 {
+            self.weight_waiting -= u64::from(tenant.weight);
+            self.weight_waiting += u64::from(weight);
+        }
+        (tenant.weight, tenant.price) = (weight, price(weight));
+        self.note_backlog(id);
+    }
+
+    /// No tenant has more than that running from now on.
+    pub(crate) fn set_max_running(&mut self, max_running: u32) {
+        self.max_running = max_running;
+        for tenant in 0..self.tenants.len() as u32 {
+            self.reorder(tenant);
+        }
+    }
+
+    /// Whether the tenant may have another request running.
+    pub(crate) fn may_run(&self, tenant: u32) -> bool {
+        self.tenants[tenant as usize].running < self.max_running
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// How many were dispatched and are not done.
+    pub(crate) fn running(&self) -> usize {
+        self.running
+    }
+
+    /// Whether there is one that may be next.
+    pub(crate) fn has_next(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Since when the one that has waited longest waits.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        (self.oldest != NIL).then(|| self.waiter(self.oldest).since)
+    }
+
+    pub(crate) fn state(&self, tenant: u32) -> State {
+        let tenant = &self.tenants[tenant as usize];
+        State {
+            weight: tenant.weight,
+            waiting: tenant.waiting,
+            running: tenant.running,
+            oldest: (tenant.head != NIL).then(|| self.waiter(tenant.head).since),
+        }
+    }
+
+    /// The weights of all tenants that have waiters, over that of this one: of the service that there is,
+    /// it gets one part in so many.
+    pub(crate) fn parts(&self, tenant: u32) -> u64 {
+        let tenant = &self.tenants[tenant as usize];
+        let own = u64::from(tenant.weight);
+        let others = match tenant.waiting {
+            0 => self.weight_waiting,
+            _ => self.weight_waiting - own,
+        };
+        (own + others).div_ceil(own)
+    }
+
+    /// Lets a request wait, behind its tenant's others.
+    pub(crate) fn push(&mut self, id: u32, cost: NonZeroU32, now: u64, with: T) -> Ticket {
+        self.waiters += 1;
+        let number = self.waiters;
+        let previous = self.tenants[id as usize].tail;
+        let slot = self.fill(Waiter {
+            number,
+            since: now,
+            with,
+            tenant: id,
+            cost,
+            previous,
+            next: NIL,
+            older: self.newest,
+            newer: NIL,
+        });
+        match previous {
+            NIL => self.tenants[id as usize].head = slot,
+            previous => self.waiter_mut(previous).next = slot,
+        }
+        match self.newest {
+            NIL => self.oldest = slot,
+            newest => self.waiter_mut(newest).newer = slot,
+        }
+        self.newest = slot;
+        self.tenants[id as usize].tail = slot;
+        self.note_waiter(id);
+        if previous == NIL {
+            self.catch_up(id);
+            self.reorder(id);
+        }
+        Ticket { number, slot }
+    }
+
+    /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
+    pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
+        let (id, _) = self.fairest(now)?;
+        let slot = self.tenants[id as usize].head;
+        self.unlink(slot);
+        let &Waiter { cost, number, .. } = self.waiter(slot);
+        let charge = self.charge(id, cost);
+        self.reorder(id);
+        Some((Ticket { number, slot }, charge))
+    }
+
+    /// Whether it is no longer the turn of a request whose turn it was, by what was settled since.
+    pub(crate) fn yields(&mut self, charge: &Charge, now: u64) -> bool {
+        let Some((_, top)) = self.fairest(now) else {
+            return false;
+        };
+        top.tag() < self.start_of_turn(charge, now)
+    }
+
+    /// Lets a request whose turn it was wait again, ahead of its tenant's others.
+    pub(crate) fn put_back(&mut self, ticket: &Ticket, charge: Charge) {
+        let id = charge.tenant;
+        let head = self.tenants[id as usize].head;
+        self.waiter_mut(ticket.slot).next = head;
+        match head {
+            NIL => self.tenants[id as usize].tail = ticket.slot,
+            head => self.waiter_mut(head).previous = ticket.slot,
+        }
+        self.tenants[id as usize].head = ticket.slot;
+        self.note_waiter(id);
+        self.refund(charge);
+    }
+
+    /// Takes out a request whose turn it was, and charges nothing for it.
+    pub(crate) fn withdraw(&mut self, ticket: &Ticket, charge: Charge) -> T {
+        let with = self.vacate(ticket.slot).with;
+        self.refund(charge);
+        with
+    }
+
+    /// The service begins of a request whose turn it is. Says since when it has waited.
+    pub(crate) fn begin(&mut self, ticket: &Ticket, charge: &mut Charge, now: u64) -> (u64, T) {
+        let start = self.start_of_turn(charge, now);
+        self.virtual_time = self.virtual_time.max(start);
+        let waiter = self.vacate(ticket.slot);
+        self.note_begin(charge, now);
+        (waiter.since, waiter.with)
+    }
+
+    /// The service begins of a request that need not wait: as if it had been pushed, and been next.
+    pub(crate) fn begin_at_once(&mut self, id: u32, cost: NonZeroU32, now: u64) -> Charge {
+        self.catch_up(id);
+        self.virtual_time = self.tenants[id as usize].tag;
+        let mut charge = self.charge(id, cost);
+        self.note_begin(&mut charge, now);
+        charge
+    }
+
+    /// The service has ended: what it really took is charged, and is the better known for the next.
+    pub(crate) fn finish(&mut self, charge: Charge, now: u64) -> u64 {
+        let took = charge.begun.map_or(0, |begun| now.saturating_sub(begun));
+        let used = took.saturating_mul(charge.cost.get().into());
+        let tenant = &mut self.tenants[charge.tenant as usize];
+        learn(&mut tenant.estimate, took);
+        learn(&mut self.estimate, took);
+        self.settle(charge, used);
+        used
+    }
+
+    /// The request was not served after all: its tenant is charged nothing, and nothing is learned.
+    pub(crate) fn refund(&mut self, charge: Charge) {
+        self.settle(charge, 0);
+    }
+
+    /// What is kept with a request that is still in, be it its turn or not.
+    pub(crate) fn with(&mut self, ticket: &Ticket) -> Option<&mut T> {
+        match self.slots.get_mut(ticket.slot as usize) {
+            Some(Slot::Taken(waiter)) if waiter.number == ticket.number => Some(&mut waiter.with),
+            _ => None,
+        }
+    }
+
+    /// Takes a request out that still waits.
+    pub(crate) fn cancel(&mut self, ticket: &Ticket) -> T {
+        self.remove(ticket.slot).with
+    }
+
+    /// Makes room for a newcomer of this tenant: takes out the last request of the tenant that has the
+    /// most waiting for its weight. Nothing, if that is the newcomer's own.
+    pub(crate) fn make_room(&mut self, newcomer: u32) -> Option<(u32, T)> {
+        let (hog, Reverse(most)) = self.backlogs.top()?;
+        let own = &self.tenants[newcomer as usize];
+        if hog == newcomer || backlog(own.waiting + 1, own.price) >= most {
+            return None;
+        }
+        let evicted = self.remove(self.tenants[hog as usize].tail);
+        Some((hog, evicted.with))
+    }
+
+    /// The tenant that is next, and its start tag. What requests are over by is counted here.
+    fn fairest(&mut self, now: u64) -> Option<(u32, Start)> {
+        for _ in 0..LOOKS {
+            let (id, known) = self.ready.top()?;
+            let start = self.start(id, self.overrun(id, now));
+            if start <= known {
+                break;
+            }
+            self.ready.set(id, start);
+        }
+        self.ready.top()
+    }
+
+    fn note_begin(&mut self, charge: &mut Charge, now: u64) {
+        charge.begun = Some(now);
+        let begun = &mut self.tenants[charge.tenant as usize].begun;
+        let cost = u64::from(charge.cost.get());
+        begun.cost += cost;
+        begun.since += u128::from(cost) * u128::from(now);
+        begun.paid += u128::from(charge.paid);
+    }
+
+    /// A tenant that did not compete begins where the others are.
+    fn catch_up(&mut self, id: u32) {
+        let tag = &mut self.tenants[id as usize].tag;
+        *tag = self.virtual_time.max(*tag);
+    }
+
+    /// Charges for a request whose turn it is.
+    fn charge(&mut self, id: u32, cost: NonZeroU32) -> Charge {
+        self.dispatched += 1;
+        self.running += 1;
+        let tenant = &mut self.tenants[id as usize];
+        let estimate = match tenant.estimate {
+            0 => self.estimate,
+            known => known,
+        };
+        let paid = estimate.saturating_mul(cost.get().into()).max(1);
+        let charge = Charge {
+            tenant: id,
+            cost,
+            paid,
+            price: tenant.price,
+            begun: None,
+        };
+        tenant.tag = tenant.tag.saturating_add(charge.amount());
+        tenant.last_served = self.dispatched;
+        tenant.running += 1;
+        self.latest = self.latest.max(tenant.tag);
+        charge
+    }
+
+    /// Charges what was used instead of what was paid.
+    fn settle(&mut self, charge: Charge, used: u64) {
+        let tenant = &mut self.tenants[charge.tenant as usize];
+        let difference = u128::from(used.abs_diff(charge.paid)) * u128::from(charge.price);
+        tenant.tag = match used >= charge.paid {
+            true => tenant.tag.saturating_add(difference),
+            false => tenant.tag.saturating_sub(difference),
+        };
+        self.latest = self.latest.max(tenant.tag);
+        if let Some(since) = charge.begun {
+            let cost = u64::from(charge.cost.get());
+            tenant.begun.cost -= cost;
+            tenant.begun.since -= u128::from(cost) * u128::from(since);
+            tenant.begun.paid -= u128::from(charge.paid);
+        }
+        let was_held_back = tenant.running == self.max_running;
+        tenant.running -= 1;
+        self.running -= 1;
+        self.note_idle();
+        if was_held_back {
+            self.catch_up(charge.tenant);
+        }
+        self.reorder(charge.tenant);
+    }
+
+    /// By how much the tenant's running requests, taken together, are over what was charged for them.
+    fn overrun(&self, id: u32, now: u64) -> u128 {
+        let tenant = &self.tenants[id as usize];
+        let begun = &tenant.begun;
+        let used = (u128::from(begun.cost) * u128::from(now)).saturating_sub(begun.since);
+        let over = used.saturating_sub(begun.paid);
+        over.saturating_mul(tenant.price.into())
+    }
+
+    /// The start tag of the tenant's head.
+    fn start(&self, id: u32, overrun: u128) -> Start {
+        let tenant = &self.tenants[id as usize];
+        Start::new(tenant.tag.saturating_add(overrun), tenant.last_served)
+    }
+
+    /// The start tag of a request whose turn it is, by what is known by now.
+    fn start_of_turn(&self, charge: &Charge, now: u64) -> u128 {
+        let tag = self.tenants[charge.tenant as usize].tag;
+        let uncharged = tag.saturating_sub(charge.amount());
+        uncharged.saturating_add(self.overrun(charge.tenant, now))
+    }
+
+    /// Puts the tenant where it belongs among those that may be next, after its head, its tag or the
+    /// number of its running requests has changed.
+    fn reorder(&mut self, id: u32) {
+        let tenant = &self.tenants[id as usize];
+        if tenant.head != NIL && tenant.running < self.max_running {
+            let start = self.start(id, 0);
+            self.ready.set(id, start);
+        } else {
+            self.ready.remove(id);
+        }
+    }
+
+    fn note_backlog(&mut self, id: u32) {
+        let tenant = &self.tenants[id as usize];
+        match tenant.waiting {
+            0 => self.backlogs.remove(id),
+            waiting => self
+                .backlogs
+                .set(id, Reverse(backlog(waiting, tenant.price))),
+        }
+    }
+
+    /// Takes a waiter out that is not served.
+    fn remove(&mut self, slot: u32) -> Waiter<T> {
+        self.unlink(slot);
+        let waiter = self.vacate(slot);
+        if waiter.previous == NIL {
+            self.reorder(waiter.tenant);
+        }
+        self.note_idle();
+        waiter
+    }
+
+    /// One more waits for this tenant.
+    fn note_waiter(&mut self, id: u32) {
+        self.waiting += 1;
+        let tenant = &mut self.tenants[id as usize];
+        tenant.waiting += 1;
+        if tenant.waiting == 1 {
+            self.weight_waiting += u64::from(tenant.weight);
+        }
+        self.note_backlog(id);
+    }
+
+    fn note_idle(&mut self) {
+        if self.running == 0 && self.waiting == 0 {
+            self.virtual_time = self.latest;
+        }
+    }
+
+    fn fill(&mut self, waiter: Waiter<T>) -> u32 {
+        let slot = self.free;
+        match self.slots.get_mut(slot as usize) {
+            Some(free) => {
+                let Slot::Free { next } = mem::replace(free, Slot::Taken(waiter)) else {
+                    unreachable!("the free list holds free slots only")
+                };
+                self.free = next;
+                slot
+            }
+            None => {
+                let slot = u32::try_from(self.slots.len()).expect("fewer than 2^32 waiters");
+                self.slots.push(Slot::Taken(waiter));
+                slot
+            }
+        }
+    }
+
+    /// Takes a waiter out of its tenant's list: it no longer waits. The tenant may have to be reordered.
+    fn unlink(&mut self, slot: u32) {
+        let &Waiter {
+            tenant: id,
+            previous,
+            next,
+            ..
+        } = self.waiter(slot);
+        match previous {
+            NIL => self.tenants[id as usize].head = next,
+            previous => self.waiter_mut(previous).next = next,
+        }
+        match next {
+            NIL => self.tenants[id as usize].tail = previous,
+            next => self.waiter_mut(next).previous = previous,
+        }
+        self.waiting -= 1;
+        let tenant = &mut self.tenants[id as usize];
+        tenant.waiting -= 1;
+        if tenant.waiting == 0 {
+            self.weight_waiting -= u64::from(tenant.weight);
+        }
+        self.note_backlog(id);
+    }
+
+    /// Takes one that does not wait any more out of the list of all, and empties its slot.
+    fn vacate(&mut self, slot: u32) -> Waiter<T> {
+        let free = Slot::Free { next: self.free };
+        let Slot::Taken(waiter) = mem::replace(&mut self.slots[slot as usize], free) else {
+            unreachable!("only taken slots are in the lists")
+        };
+        self.free = slot;
+        match waiter.older {
+            NIL => self.oldest = waiter.newer,
+            older => self.waiter_mut(older).newer = waiter.newer,
+        }
+        match waiter.newer {
+            NIL => self.newest = waiter.older,
+            newer => self.waiter_mut(newer).older = waiter.older,
+        }
+        waiter
+    }
+
+    fn waiter(&self, slot: u32) -> &Waiter<T> {
+        match &self.slots[slot as usize] {
+            Slot::Taken(waiter) => waiter,
+            Slot::Free { .. } => unreachable!("only taken slots are in the lists"),
+        }
+    }
+
+    fn waiter_mut(&mut self, slot: u32) -> &mut Waiter<T> {
+        match &mut self.slots[slot as usize] {
+            Slot::Taken(waiter) => waiter,
+            Slot::Free { .. } => unreachable!("only taken slots are in the lists"),
+        }
+    }
+}
+
+/// What a nanosecond costs a tenant of that weight.
+fn price(weight: u32) -> u64 {
+    ONE / u64::from(weight)
+}
+
+/// So many waiters, for their tenant's weight.
+fn backlog(waiting: u32, price: u64) -> u64 {
+    u64::from(waiting) * (price >> 12) // fits: 2^32 of them, at 2^28 each
+}
+
+/// An average in which older service times count less and less. Never 0, which is unknown.
+fn learn(estimate: &mut u64, took: u64) {
+    *estimate = match *estimate {
+        0 => took,
+        known => known - known / NEWS + took / NEWS,
+    }
+    .max(1);
+}

@@ -1,0 +1,572 @@
+//! One rule a test.
+
+use super::*;
+use proptest::prelude::*;
+
+const ONE_COST: NonZeroU32 = NonZeroU32::MIN;
+
+/// A queue with tenants 0, 1, … of these weights.
+fn queue<T>(weights: &[u32]) -> FairQueue<T> {
+    let mut queue = FairQueue::new();
+    for (i, &weight) in weights.iter().enumerate() {
+        assert_eq!(queue.add_tenant(weight), i as u32);
+    }
+    queue
+}
+
+/// Serves one request, alone, for `lasts`; gives its tenant and what was kept with it.
+fn serve<T>(queue: &mut FairQueue<T>, now: &mut u64, lasts: u64) -> (u32, T) {
+    let (ticket, mut charge) = queue.next(*now).expect("somebody waits");
+    let (_, with) = queue.begin(&ticket, &mut charge, *now);
+    let tenant = charge.tenant();
+    *now += lasts;
+    queue.finish(charge, *now);
+    (tenant, with)
+}
+
+/// Keeps two requests of each tenant waiting, and serves so many of 1 ms times the cost; says how many
+/// of each.
+fn ops(queue: &mut FairQueue<()>, now: &mut u64, costs: &[u32], ops: usize) -> Vec<usize> {
+    let mut served = vec![0; costs.len()];
+    for _ in 0..ops {
+        for (tenant, &each) in costs.iter().enumerate() {
+            while queue.state(tenant as u32).waiting < 2 {
+                queue.push(tenant as u32, cost(each), *now, ());
+            }
+        }
+        served[serve(queue, now, 1_000_000).0 as usize] += 1;
+    }
+    served
+}
+
+#[test]
+fn service_is_in_proportion_to_weights() {
+    let mut queue = queue(&[10, 20]);
+    let served = ops(&mut queue, &mut 0, &[1, 1], 300);
+    assert!(served[0].abs_diff(100) <= 1, "{served:?}");
+}
+
+#[test]
+fn twice_the_cost_is_half_the_requests() {
+    let mut queue = queue(&[1, 1]);
+    let served = ops(&mut queue, &mut 0, &[2, 1], 300);
+    assert!(served[0].abs_diff(100) <= 1, "{served:?}");
+}
+
+#[test]
+fn weights_that_are_swapped_half_way_come_to_the_same() {
+    let mut queue = queue(&[20, 10]);
+    let now = &mut 0;
+    let first = ops(&mut queue, now, &[1, 1], 250);
+    queue.set_weight(0, 10);
+    queue.set_weight(1, 20);
+    let second = ops(&mut queue, now, &[1, 1], 250);
+    assert!(
+        (first[0] + second[0]).abs_diff(250) <= 2,
+        "{first:?} {second:?}"
+    );
+}
+
+#[test]
+fn weights_that_are_changed_apply_from_then_on() {
+    let mut queue = queue(&[1, 2]);
+    let now = &mut 0;
+    assert_eq!(ops(&mut queue, now, &[1, 1], 6), [2, 4]);
+    queue.set_weight(0, 2);
+    assert_eq!(ops(&mut queue, now, &[1, 1], 6), [3, 3]);
+}
+
+#[test]
+fn a_tenants_requests_are_served_in_their_order() {
+    let mut queue = queue(&[1, 3]);
+    for i in 0..100 {
+        queue.push(i % 2, ONE_COST, 0, i);
+    }
+    let mut last = [None, None];
+    let now = &mut 0;
+    for i in 0..100_u64 {
+        let (tenant, number) = serve(&mut queue, now, 1000 * (i % 7));
+        assert!(last[tenant as usize].is_none_or(|last| last < number));
+        last[tenant as usize] = Some(number);
+    }
+}
+
+/// CockroachDB had one starve: https://github.com/cockroachdb/cockroach/issues/77443.
+#[test]
+fn tenants_that_are_equal_take_turns() {
+    let mut queue = queue(&[1; 10]);
+    let now = &mut 0;
+    for round in 0..20 {
+        for tenant in 0..10 {
+            queue.push(tenant, ONE_COST, *now, ());
+            queue.push(tenant, ONE_COST, *now, ());
+        }
+        // Service times of nothing leave the tags as they are but for the least charge.
+        let mut served: Vec<_> = (0..10).map(|_| serve(&mut queue, now, 0).0).collect();
+        served.sort_unstable();
+        assert_eq!(served, Vec::from_iter(0..10), "round {round}");
+        for _ in 0..10 {
+            serve(&mut queue, now, 0);
+        }
+    }
+}
+
+#[test]
+fn who_was_idle_has_no_claim_to_what_it_did_not_ask_for() {
+    let mut queue = queue(&[1, 1]);
+    let now = &mut 0;
+    // One works for a while, the other comes and goes, then both compete.
+    for i in 0..1000 {
+        queue.push(0, ONE_COST, *now, ());
+        queue.push(0, ONE_COST, *now, ());
+        serve(&mut queue, now, 1_000_000);
+        if i % 100 == 0 {
+            queue.push(1, ONE_COST, *now, ());
+        }
+    }
+    let served = ops(&mut queue, now, &[1, 1], 100);
+    assert!(served[1].abs_diff(50) <= 1, "{served:?}");
+}
+
+/// Somebody always has a request running, so it is never idle, but asks for less than its share.
+#[test]
+fn who_asked_for_little_has_no_claim_either() {
+    let mut queue = queue(&[1, 1]);
+    let mut now = 0;
+    let mut little = queue.begin_at_once(1, ONE_COST, now);
+    for _ in 0..1000 {
+        let many: Vec<_> = (0..4)
+            .map(|_| queue.begin_at_once(0, ONE_COST, now))
+            .collect();
+        now += 1_000_000;
+        many.into_iter()
+            .for_each(|charge| drop(queue.finish(charge, now)));
+        let next = queue.begin_at_once(1, ONE_COST, now);
+        queue.finish(mem::replace(&mut little, next), now);
+    }
+    queue.finish(little, now);
+    let served = ops(&mut queue, &mut now, &[1, 1], 100);
+    assert!(served[1].abs_diff(50) <= 1, "{served:?}");
+}
+
+#[test]
+fn a_refund_leaves_no_trace() {
+    let mut queue = queue(&[3, 1]);
+    let now = &mut 0;
+    ops(&mut queue, now, &[1, 1], 10);
+    while queue.waiting() > 1 {
+        serve(&mut queue, now, 1_000_000);
+    }
+    let (ticket, mut charge) = queue.next(*now).expect("one is left");
+    queue.begin(&ticket, &mut charge, *now); // and runs all the while
+    queue.catch_up(0);
+    let before = (
+        queue.tenants[0].tag,
+        queue.tenants[0].estimate,
+        queue.estimate,
+    );
+    for _ in 0..1000 {
+        queue.push(0, cost(7), *now, ());
+        while let Some((ticket, mut charge)) = queue.next(*now) {
+            queue.begin(&ticket, &mut charge, *now);
+            *now += 12_345;
+            queue.refund(charge);
+        }
+    }
+    let after = (
+        queue.tenants[0].tag,
+        queue.tenants[0].estimate,
+        queue.estimate,
+    );
+    assert_eq!(before, after);
+}
+
+/// Two that flood, weights 2 to 1, of which most is refused further in: what is served is still 2 to 1.
+#[test]
+fn refusals_do_not_change_the_shares() {
+    for refused_of_first in [2, 5, 9] {
+        let mut queue = queue(&[2, 1]);
+        let mut now = 0;
+        let mut served = [0; 2];
+        for i in 0_u64..30_000 {
+            for tenant in 0..2 {
+                while queue.state(tenant).waiting < 5 {
+                    queue.push(tenant, ONE_COST, now, ());
+                }
+            }
+            let (ticket, mut charge) = queue.next(now).expect("both flood");
+            queue.begin(&ticket, &mut charge, now);
+            let tenant = charge.tenant();
+            let refused = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
+            if refused < if tenant == 0 { refused_of_first } else { 4 } {
+                queue.refund(charge);
+            } else {
+                now += 1_000_000;
+                queue.finish(charge, now);
+                served[tenant as usize] += 1;
+            }
+        }
+        let ratio = f64::from(served[0]) / f64::from(served[1]);
+        assert!((ratio - 2.0).abs() < 0.01, "{served:?}");
+    }
+}
+
+/// CockroachDB's heap was not: https://github.com/cockroachdb/cockroach/issues/108364.
+#[test]
+fn a_correction_is_in_the_order_at_once() {
+    let mut queue = queue(&[1, 1, 1]);
+    for tenant in [0, 0, 1, 1, 2, 2] {
+        queue.push(tenant, ONE_COST, 0, ());
+    }
+    let (ticket, mut charge) = queue.next(0).expect("six wait");
+    queue.begin(&ticket, &mut charge, 0);
+    let late = charge.tenant();
+    queue.finish(charge, 1_000_000_000); // it was charged a nanosecond
+    let now = &mut 1_000_000_000;
+    let order: Vec<_> = (0..5)
+        .map(|_| serve(&mut queue, now, 1_000_000).0)
+        .collect();
+    assert_eq!(order.last(), Some(&late));
+    assert_eq!(order.iter().filter(|&&tenant| tenant == late).count(), 1);
+}
+
+#[test]
+fn a_turn_that_is_anothers_by_now_is_put_back_ahead_of_its_tenants_others() {
+    let mut queue = queue(&[1, 1]);
+    let now = 1_000_000;
+    let running = queue.begin_at_once(1, ONE_COST, 0);
+    queue.push(0, ONE_COST, 0, "first");
+    queue.push(0, ONE_COST, 0, "second");
+    queue.push(1, ONE_COST, 0, "other");
+    queue.tenants[1].tag += 100; // it was charged more than it will turn out to have used
+    queue.latest += 100;
+    let (ticket, charge) = queue.next(0).expect("three wait");
+    assert_eq!((charge.tenant(), queue.yields(&charge, 0)), (0, false));
+    queue.tenants[0].tag += u128::from(ONE) * 1_000_000; // settled meanwhile
+    queue.refund(running);
+    assert!(queue.yields(&charge, now));
+    queue.put_back(&ticket, charge);
+    let now = &mut { now };
+    assert_eq!(serve(&mut queue, now, 10_000_000).1, "other");
+    assert_eq!(serve(&mut queue, now, 10).1, "first");
+    assert_eq!(serve(&mut queue, now, 10).1, "second");
+}
+
+#[test]
+fn whose_requests_hang_does_not_get_seat_after_seat() {
+    let mut server = Server::new(4, &[1, 1]);
+    for _ in 0..20 {
+        let hangs = Job {
+            tenant: 0,
+            id: 0,
+            width: 1,
+            lasts: u64::MAX / 2,
+        };
+        server.queue.push(0, ONE_COST, 0, hangs);
+    }
+    let job = Job {
+        tenant: 1,
+        id: 0,
+        width: 1,
+        lasts: 1_000_000,
+    };
+    for _ in 0..10 {
+        server.arrive(job);
+    }
+    for _ in 0..1000 {
+        server.end();
+        server.arrive(job);
+    }
+    assert!(
+        server.queue.state(0).running <= 3,
+        "{:?}",
+        server.queue.state(0)
+    );
+    assert!(server.now < 1_000_000 * 1001);
+}
+
+#[test]
+fn a_tenant_has_no_more_running_than_it_may() {
+    let mut queue = queue(&[1, 1]);
+    queue.set_max_running(2);
+    for tenant in [0, 0, 0, 0, 1] {
+        queue.push(tenant, ONE_COST, 0, ());
+    }
+    let mut charges: Vec<_> = std::iter::from_fn(|| queue.next(0)).collect();
+    assert_eq!(charges.len(), 3, "two of the first, one of the second");
+    assert!(!queue.has_next() && queue.waiting() == 2);
+    assert!(!queue.may_run(0) && queue.may_run(1));
+
+    let (ticket, mut charge) = charges.remove(0);
+    queue.begin(&ticket, &mut charge, 0);
+    queue.finish(charge, 1_000_000);
+    assert!(queue.next(0).is_some(), "one is done, one more may run");
+    assert!(queue.next(0).is_none());
+    queue.set_max_running(u32::MAX);
+    assert!(queue.next(0).is_some());
+}
+
+/// Else it would have everything for itself once the cap is gone.
+#[test]
+fn what_a_cap_held_back_is_no_claim() {
+    let mut queue = queue(&[1, 1]);
+    queue.set_max_running(1);
+    let mut now = 0;
+    let mut hangs = None;
+    for _ in 0..1000 {
+        for tenant in 0..2 {
+            queue.push(tenant, ONE_COST, now, ());
+        }
+        while let Some((ticket, mut charge)) = queue.next(now) {
+            queue.begin(&ticket, &mut charge, now);
+            if charge.tenant() == 0 {
+                hangs = Some(charge);
+            } else {
+                now += 1_000_000;
+                queue.finish(charge, now);
+            }
+        }
+    }
+    queue.refund(hangs.expect("the first had a turn"));
+    queue.set_max_running(u32::MAX);
+    let served = ops(&mut queue, &mut now, &[1, 1], 100);
+    assert!(served[0].abs_diff(50) <= 1, "{served:?}");
+}
+
+#[test]
+fn room_is_made_by_the_one_with_most_for_its_weight() {
+    // (weight, waiting) of each, whose newcomer it is, and whose last request goes.
+    let table: [(&[(u32, u32)], u32, Option<u32>); 6] = [
+        (&[(1, 10), (1, 3), (1, 0)], 2, Some(0)),
+        (&[(10, 10), (1, 3), (1, 0)], 2, Some(1)),
+        (&[(10, 10), (1, 3), (1, 0)], 1, None),
+        (&[(1, 10), (1, 3)], 0, None),
+        (&[(1, 3), (1, 2)], 1, None), // it would have as many
+        (&[(10_000, 1000), (1, 0)], 1, None),
+    ];
+    for (tenants, newcomer, expected) in table {
+        let weights: Vec<_> = tenants.iter().map(|(weight, _)| *weight).collect();
+        let mut queue = queue(&weights);
+        let mut last = vec![0; tenants.len()];
+        let most = tenants.iter().map(|(_, waiting)| *waiting).max().unwrap();
+        for i in 0..most {
+            for (tenant, (_, waiting)) in tenants.iter().enumerate() {
+                if i < *waiting {
+                    queue.push(tenant as u32, ONE_COST, 0, i);
+                    last[tenant] = i;
+                }
+            }
+        }
+        let made = queue.make_room(newcomer);
+        assert_eq!(
+            made,
+            expected.map(|tenant| (tenant, last[tenant as usize])),
+            "{tenants:?}"
+        );
+    }
+}
+
+#[test]
+fn a_tenant_is_forgotten_only_when_it_would_be_the_same_if_it_were_new() {
+    let mut queue = queue(&[1, 1]);
+    let mut now = 0;
+    let ticket = queue.push(0, ONE_COST, now, ());
+    assert!(!queue.remove_tenant(0), "it waits");
+    queue.cancel(&ticket);
+    let first = queue.begin_at_once(0, ONE_COST, now);
+    let other = queue.begin_at_once(1, ONE_COST, now);
+    assert!(!queue.remove_tenant(0), "it runs");
+    now += 1_000_000;
+    queue.finish(first, now);
+    assert!(!queue.remove_tenant(0), "it had more than others");
+    queue.finish(other, now);
+    assert!(queue.remove_tenant(0), "nobody has anything left");
+    assert_eq!(queue.add_tenant(5), 0, "its number is used again");
+    assert_eq!(queue.state(0).weight, 5);
+}
+
+#[test]
+fn the_parts_of_a_tenant() {
+    let mut queue = queue(&[1, 3, 10]);
+    assert_eq!(queue.parts(0), 1, "nobody else waits");
+    queue.push(1, ONE_COST, 0, ());
+    queue.push(1, ONE_COST, 0, ());
+    assert_eq!((queue.parts(0), queue.parts(1)), (4, 1));
+    queue.push(2, ONE_COST, 0, ());
+    assert_eq!((queue.parts(0), queue.parts(1), queue.parts(2)), (14, 5, 2));
+    queue.set_weight(2, 1);
+    assert_eq!((queue.parts(1), queue.parts(2)), (2, 4));
+}
+
+/// The largest of everything: nobody starves, and nothing overflows.
+#[test]
+fn numbers_that_are_far_too_large_do_no_harm() {
+    let mut queue = queue(&[1, MAX_WEIGHT]);
+    let mut now = 0;
+    for round in 0..1000_u64 {
+        for tenant in 0..2 {
+            queue.push(tenant, NonZeroU32::MAX, now, ());
+        }
+        for _ in 0..2 {
+            let (ticket, mut charge) = queue.next(now).expect("two wait");
+            queue.begin(&ticket, &mut charge, now);
+            now = [u64::MAX, 0, now / 2, now][round as usize % 4];
+            queue.finish(charge, now);
+        }
+    }
+    for _ in 0..10 {
+        queue.push(0, NonZeroU32::MAX, 0, ());
+        queue.push(1, NonZeroU32::MAX, 0, ());
+    }
+    queue.tenants[0].tag = u128::MAX;
+    queue.tenants[1].tag = u128::MAX;
+    let mut served: Vec<_> = (0..20).map(|_| serve(&mut queue, &mut now, 1).0).collect();
+    served.sort_unstable();
+    assert_eq!(served, [[0; 10], [1; 10]].concat());
+}
+
+impl<T> FairQueue<T> {
+    /// Everything that is kept twice agrees.
+    fn assert_consistent(&self) {
+        let mut waiting = 0;
+        let mut weights = 0;
+        let mut first: Option<(u128, u64)> = None;
+        for tenant in &self.tenants {
+            let (mut slot, mut previous, mut count, mut last) = (tenant.head, NIL, 0, 0);
+            while slot != NIL {
+                let waiter = self.waiter(slot);
+                assert_eq!(waiter.previous, previous);
+                assert!(waiter.number > last, "in the order of arrival");
+                last = waiter.number;
+                (previous, slot) = (slot, waiter.next);
+                count += 1;
+            }
+            assert_eq!((tenant.tail, tenant.waiting), (previous, count));
+            waiting += count as usize;
+            weights += if count > 0 {
+                u64::from(tenant.weight)
+            } else {
+                0
+            };
+            assert!(tenant.tag <= self.latest);
+            if count > 0 && tenant.running < self.max_running {
+                let start = (tenant.tag, tenant.last_served);
+                first = Some(first.map_or(start, |first| first.min(start)));
+            }
+        }
+        assert_eq!((waiting, weights), (self.waiting, self.weight_waiting));
+        let running: usize = self.tenants.iter().map(|t| t.running as usize).sum();
+        assert_eq!(running, self.running);
+        // No request is over its charge in this test, so the top is simply the smallest.
+        let top = self
+            .ready
+            .top()
+            .map(|(_, start)| (start.tag(), start.last_served));
+        assert_eq!(top, first);
+        let (mut slot, mut older, mut last) = (self.oldest, NIL, 0);
+        while slot != NIL {
+            let waiter = self.waiter(slot);
+            assert_eq!(waiter.older, older);
+            assert!(waiter.number > last);
+            last = waiter.number;
+            (older, slot) = (slot, waiter.newer);
+        }
+        assert_eq!(self.newest, older);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Push { tenant: u32, cost: u32 },
+    Next,
+    Begin(usize),
+    PutBack(usize),
+    Withdraw(usize),
+    Finish(usize),
+    Refund(usize),
+    Cancel(usize),
+    MakeRoom(u32),
+    SetWeight { tenant: u32, weight: u32 },
+    SetMaxRunning(u32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let any_of = 0_usize..1000;
+    prop_oneof![
+        8 => (0_u32..4, 1_u32..4).prop_map(|(tenant, cost)| Step::Push { tenant, cost }),
+        8 => Just(Step::Next),
+        6 => any_of.clone().prop_map(Step::Begin),
+        2 => any_of.clone().prop_map(Step::PutBack),
+        1 => any_of.clone().prop_map(Step::Withdraw),
+        4 => any_of.clone().prop_map(Step::Finish),
+        1 => any_of.clone().prop_map(Step::Refund),
+        2 => any_of.prop_map(Step::Cancel),
+        1 => (0_u32..4).prop_map(Step::MakeRoom),
+        1 => (0_u32..4, 1_u32..20).prop_map(|(tenant, weight)| Step::SetWeight { tenant, weight }),
+        1 => (1_u32..4).prop_map(Step::SetMaxRunning),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_done_everything_agrees(steps in prop::collection::vec(step(), 1..300)) {
+        let mut queue = queue(&[1, 2, 3, 10]);
+        let mut now = 0;
+        let mut waiting: Vec<Ticket> = Vec::new();
+        let mut turns: Vec<(Ticket, Charge)> = Vec::new();
+        let mut running: Vec<Charge> = Vec::new();
+        // The time stands still but at a completion, so none is over its charge meanwhile.
+        let pick = |len: usize, n: usize| (len > 0).then(|| n % len);
+        for step in steps {
+            match step {
+                Step::Push { tenant, cost: each } => {
+                    waiting.push(queue.push(tenant, cost(each), now, ()));
+                }
+                Step::Next => if let Some((ticket, charge)) = queue.next(now) {
+                    waiting.retain(|waiting| *waiting != ticket);
+                    turns.push((ticket, charge));
+                },
+                Step::Begin(n) => if let Some(i) = pick(turns.len(), n) {
+                    let (ticket, mut charge) = turns.remove(i);
+                    queue.begin(&ticket, &mut charge, now);
+                    running.push(charge);
+                },
+                // One that has the turn is put back before a later one of its tenant's is next.
+                Step::PutBack(_) => if let Some((ticket, charge)) = turns.pop() {
+                    queue.put_back(&ticket, charge);
+                    waiting.push(ticket);
+                },
+                Step::Withdraw(n) => if let Some(i) = pick(turns.len(), n) {
+                    let (ticket, charge) = turns.remove(i);
+                    queue.withdraw(&ticket, charge);
+                },
+                Step::Finish(n) => if let Some(i) = pick(running.len(), n) {
+                    let charge = running.swap_remove(i);
+                    now += 10 * (n as u64 % 100);
+                    queue.finish(charge, now);
+                    // Whatever else runs has only begun now.
+                    for charge in &mut running {
+                        let begun = &mut queue.tenants[charge.tenant as usize].begun;
+                        let since = charge.begun.replace(now).unwrap();
+                        begun.since += u128::from(now - since) * u128::from(charge.cost.get());
+                    }
+                },
+                Step::Refund(n) => if let Some(i) = pick(running.len(), n) {
+                    queue.refund(running.swap_remove(i));
+                },
+                Step::Cancel(n) => if let Some(i) = pick(waiting.len(), n) {
+                    queue.cancel(&waiting.swap_remove(i));
+                },
+                Step::MakeRoom(tenant) => if queue.make_room(tenant).is_some() {
+                    let gone = waiting.iter().position(|waiting| queue.with(waiting).is_none());
+                    waiting.swap_remove(gone.expect("one of those that wait"));
+                },
+                Step::SetWeight { tenant, weight } => queue.set_weight(tenant, weight),
+                Step::SetMaxRunning(max) => queue.set_max_running(max),
+            }
+            queue.assert_consistent();
+            prop_assert_eq!(queue.waiting(), waiting.len());
+            prop_assert_eq!(queue.running(), turns.len() + running.len());
+        }
+    }
+}
