@@ -346,7 +346,7 @@ where
         H::from(self.permit).until_done(response)
     }
 
-    fn failed(&self, error: &BoxError) {
+    fn failed(self, error: &BoxError) {
         self.complete::<Res>(Err(error));
     }
 }

@@ -53,8 +53,11 @@ pub trait Hold<Res>: sealed::Sealed {
     /// Lets go, or has the response hold on.
     fn until_done(self, response: Res) -> Self::Response;
 
-    /// There is no response; it is dropped next, and so lets go.
-    fn failed(&self, error: &BoxError) {
+    /// There is no response: lets go.
+    fn failed(self, error: &BoxError)
+    where
+        Self: Sized,
+    {
         let _ = error;
     }
 }

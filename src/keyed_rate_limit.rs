@@ -96,10 +96,7 @@ pub use self::{
 pub use crate::admission::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, Overloaded, Rate, ResponseFuture,
-    admission::{
-        bucket::Bucket,
-        keyed_buckets::{Fingerprint, KeyedBuckets},
-    },
+    admission::{bucket::Bucket, fingerprint::Fingerprint, keyed_buckets::KeyedBuckets},
     rate_limit,
     sync::Arc,
 };

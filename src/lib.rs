@@ -38,6 +38,7 @@
 //! | the same, but you do not know how many | [`AdaptiveConcurrencyLayer`] |
 //! | at most so many requests in a time | [`RateLimitLayer`] |
 //! | a rate for each client | [`KeyedRateLimitLayer`] |
+//! | each tenant to get its share, whatever others ask for | [`WfqLayer`] outside the limit |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
@@ -80,6 +81,8 @@ mod overloaded;
 mod rate;
 pub mod rate_limit;
 mod sync;
+mod waited;
+pub mod wfq;
 
 pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Limit, Vegas};
 pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture};
@@ -93,6 +96,8 @@ pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
 pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
+pub use waited::Waited;
+pub use wfq::{Wfq, WfqConfig, WfqLayer};
 
 /// The README's example, compiled and run with the others.
 #[cfg(doctest)]

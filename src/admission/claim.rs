@@ -197,7 +197,7 @@ impl<L: Limiter> Claim<L> {
             State::Idle | State::Waiting(..) => {}
         }
         if shed::is_shedding(cx) {
-            return self.poll_shedding();
+            return self.poll_shedding(cx);
         }
         // The ticket stays where it is all the while: what is foreign here, wakers and timers, may
         // panic, and no ticket may be lost.
@@ -259,13 +259,13 @@ impl<L: Limiter> Claim<L> {
     }
 
     /// Leaves no trace: a caller that sheds does not come back for what is set aside for it.
-    fn poll_shedding(&mut self) -> Poll<()> {
+    fn poll_shedding(&mut self, cx: &Context<'_>) -> Poll<()> {
         self.stop_waiting(Reason::AtLimit);
         if self.is_held() {
             return Poll::Ready(());
         }
         self.state = State::Idle;
-        shed::leave(self.limiter.refuse(self.ask, Reason::AtLimit));
+        shed::leave(cx, || self.limiter.refuse(self.ask, Reason::AtLimit));
         Poll::Pending
     }
 

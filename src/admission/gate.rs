@@ -43,8 +43,8 @@ use crate::{
 
 /// The retry hint where the rate at which permits come back is not known.
 pub(crate) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+pub(crate) const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
+pub(crate) const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// A look at the clock costs more than a refusal at the limit does: one in so many looks, and whoever
 /// finds that as many requests have completed since the last look.

@@ -1,25 +1,19 @@
 //! A token bucket for each key, in bounded memory.
 //!
-//! Keys are known by a fingerprint: 128 bits of a hash (SipHash) that is seeded at random for each map.
-//! So what a key costs does not depend on how long it is, and nobody who does not know the seed can find
-//! two that share a bucket (by chance: one in 10²⁸ for 100 000 keys).
+//! Keys are known by their [`Fingerprint`], so what a key costs does not depend on how long it is.
 //!
 //! A bucket that is full again remembers nothing, so it can be forgotten and made anew: that is the
 //! only way in which a key leaves the map. When the map is full of keys whose buckets are not, keys
 //! that are new share one with each other, one for each shard. A key that moves from there into the map
 //! takes along no more tokens than it found there.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
-    sync::OnceLock,
-    time::Duration,
-};
+use std::{hash::Hash, sync::OnceLock, time::Duration};
 
 use super::{
     bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
     bucket::Bucket,
     claim::Limiter,
+    fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
@@ -34,13 +28,9 @@ const SHARDS: usize = 32;
 /// nanoseconds: 100 000 keys are gone through in about a millisecond, so that takes a tenth of a core.
 const SWEEP_EVERY: u64 = 10_000_000;
 
-/// What a key is known by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fingerprint(u128);
-
 #[derive(Debug)]
 pub(crate) struct KeyedBuckets {
-    hasher: RandomState,
+    fingerprints: Fingerprints,
     shards: [Mutex<Shard>; SHARDS],
     /// For those without a key: it has no buckets but the shared one.
     anonymous: Mutex<Shard>,
@@ -59,7 +49,7 @@ pub(crate) struct KeyedBuckets {
 
 #[derive(Debug)]
 struct Shard {
-    buckets: HashMap<u128, Own, BuildHasherDefault<Uniform>>,
+    buckets: ByFingerprint<Own>,
     /// For those that have none of their own.
     shared: TokenBucket,
     /// Whether any of those may have to do with less than a full bucket.
@@ -119,7 +109,7 @@ impl KeyedBuckets {
         let now = clock.nanos();
         let shard = || {
             Mutex::new(Shard {
-                buckets: HashMap::default(),
+                buckets: ByFingerprint::default(),
                 shared: TokenBucket::new(rate.refill(), now),
                 drawn_on: false,
                 swept_at: now.wrapping_sub(SWEEP_EVERY),
@@ -127,7 +117,7 @@ impl KeyedBuckets {
             })
         };
         Self {
-            hasher: RandomState::new(),
+            fingerprints: Fingerprints::new(),
             shards: std::array::from_fn(|_| shard()),
             anonymous: shard(),
             global: OnceLock::new(),
@@ -143,13 +133,7 @@ impl KeyedBuckets {
     }
 
     pub(crate) fn fingerprint<K: Hash + ?Sized>(&self, key: &K) -> Fingerprint {
-        // The hash of the key, and that of the key with a byte behind it: the bulk of the work is done
-        // once, and the two have nothing to do with each other.
-        let mut hasher = self.hasher.build_hasher();
-        key.hash(&mut hasher);
-        let high = u128::from(hasher.finish());
-        hasher.write_u8(0xff);
-        Fingerprint(high << 64 | u128::from(hasher.finish()))
+        self.fingerprints.of(key)
     }
 
     /// Takes a token of that key's, and one of everybody's, or neither. `rate` is asked if the key is
@@ -167,7 +151,7 @@ impl KeyedBuckets {
             None => self
                 .take_from(&mut shard.shared, now, max_wait, Reason::Quota)
                 .map(Taken::shared),
-            Some(key) => match shard.buckets.get_mut(&key.0) {
+            Some(key) => match shard.buckets.get_mut(&key) {
                 Some(own) => self.take_from(&mut own.bucket, now, max_wait, Reason::Quota),
                 None => {
                     // Foreign code, which may take its time, panic, or come back here: not under the
@@ -175,7 +159,7 @@ impl KeyedBuckets {
                     drop(shard);
                     let own_rate = rate();
                     shard = lock(self.shard(Some(key)));
-                    self.take_new(&mut shard, key.0, now, max_wait, own_rate)
+                    self.take_new(&mut shard, key, now, max_wait, own_rate)
                 }
             },
         };
@@ -188,7 +172,7 @@ impl KeyedBuckets {
     fn take_new(
         &self,
         shard: &mut Shard,
-        key: u128,
+        key: Fingerprint,
         now: u64,
         max_wait: Option<Duration>,
         own_rate: Option<Rate>,
@@ -274,7 +258,7 @@ impl KeyedBuckets {
         }
         let mut shard = lock(self.shard(key));
         shard.admitted -= 1;
-        if let (Some(Fingerprint(key)), Some(token)) = (key, taken.token) {
+        if let (Some(key), Some(token)) = (key, taken.token) {
             if let Some(own) = shard.buckets.get_mut(&key) {
                 own.bucket.put_back(token);
             }
@@ -320,7 +304,7 @@ impl KeyedBuckets {
     pub(crate) fn tokens(&self, key: Fingerprint) -> Option<u64> {
         let now = self.clock.nanos();
         let shard = lock(self.shard(Some(key)));
-        shard.buckets.get(&key.0).map(|own| own.bucket.tokens(now))
+        shard.buckets.get(&key).map(|own| own.bucket.tokens(now))
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -344,7 +328,7 @@ impl KeyedBuckets {
     fn shard(&self, key: Option<Fingerprint>) -> &Mutex<Shard> {
         match key {
             // Not the half that the shard's own map looks at.
-            Some(Fingerprint(key)) => &self.shards[(key >> 64) as usize % SHARDS],
+            Some(key) => &self.shards[key.high() as usize % SHARDS],
             None => &self.anonymous,
         }
     }
@@ -367,22 +351,4 @@ impl Shard {
 fn count_up_to(count: &AtomicUsize, most: usize) -> bool {
     let more = |count| (count < most).then_some(count + 1);
     count.fetch_update(Relaxed, Relaxed, more).is_ok()
-}
-
-/// A fingerprint is a hash already.
-#[derive(Default)]
-struct Uniform(u64);
-
-impl Hasher for Uniform {
-    fn write_u128(&mut self, fingerprint: u128) {
-        self.0 = fingerprint as u64;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("fingerprints are u128")
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }

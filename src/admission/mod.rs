@@ -17,6 +17,8 @@
 pub(crate) mod bounds;
 pub(crate) mod bucket;
 pub(crate) mod claim;
+pub(crate) mod fair_gate;
+pub(crate) mod fingerprint;
 pub(crate) mod gate;
 pub(crate) mod governor;
 pub(crate) mod keyed_buckets;

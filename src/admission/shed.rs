@@ -9,6 +9,9 @@
 //! wakers of their own, so a gate under them queues as usual; under a flag it would answer an
 //! unqueued `Pending` that nobody ever wakes. Only the refusal travels by thread-local, written by
 //! a gate that saw the waker.
+//!
+//! A [`Wfq`](crate::Wfq) asks in the same way whether its inner service is ready at once, with another waker,
+//! because to be told to wait is no refusal there: none is made, or counted.
 
 use std::{
     cell::Cell,
@@ -29,22 +32,32 @@ impl Wake for Nobody {
 
 /// Told from every other waker by the address in it, of an `Arc` that lives as long as the process.
 static SHEDDING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody(0))));
+static TRYING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody(0))));
 
 thread_local! {
     // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
     static REFUSAL: Cell<Option<Box<Overloaded>>> = const { Cell::new(None) };
 }
 
-/// Whether the caller sheds: it takes `Pending` for a refusal and will not be woken.
+/// Whether the caller does not wait: it sheds, or only tries. It will not be woken.
 #[inline]
 pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
-    ptr::eq(cx.waker().data(), SHEDDING.data())
+    let data = cx.waker().data();
+    ptr::eq(data, SHEDDING.data()) || ptr::eq(data, TRYING.data())
 }
 
-/// Leaves a refusal for the caller that sheds.
-pub(crate) fn leave(refusal: Box<Overloaded>) {
-    // Dropped unread where a service in between polls several of ours: one refusal is enough.
-    REFUSAL.set(Some(refusal));
+/// Leaves a refusal for the caller, if it is one that sheds.
+pub(crate) fn leave(cx: &Context<'_>, refusal: impl FnOnce() -> Box<Overloaded>) {
+    if ptr::eq(cx.waker().data(), SHEDDING.data()) {
+        // Dropped unread where a service in between polls several of ours: one refusal is enough.
+        REFUSAL.set(Some(refusal()));
+    }
+}
+
+/// Polls without wanting to wait, or to know why not.
+#[inline]
+pub(crate) fn try_now<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    poll(&mut Context::from_waker(&TRYING))
 }
 
 /// Polls without wanting to wait. Where it is `Pending`, also gives the refusal that was left by
@@ -88,10 +101,10 @@ mod tests {
 
     #[test]
     fn a_refusal_reaches_the_nearest_shed_only() {
-        let (_, outer) = poll(|_| {
-            leave(refusal("outer"));
-            let (_, inner) = poll(|_| {
-                leave(refusal("inner"));
+        let (_, outer) = poll(|cx| {
+            leave(cx, || refusal("outer"));
+            let (_, inner) = poll(|cx| {
+                leave(cx, || refusal("inner"));
                 Poll::<()>::Pending
             });
             assert_eq!(inner, Some(refusal("inner")));
@@ -99,6 +112,18 @@ mod tests {
         });
         assert_eq!(outer, Some(refusal("outer")));
         let (_, none) = poll(|_| Poll::<()>::Pending);
+        assert_eq!(none, None);
+    }
+
+    #[test]
+    fn none_is_made_for_one_that_only_tries() {
+        let (_, none) = poll(|_| {
+            try_now(|cx| {
+                assert!(is_shedding(cx));
+                leave(cx, || unreachable!("nobody asked"));
+                Poll::<()>::Pending
+            })
+        });
         assert_eq!(none, None);
     }
 }

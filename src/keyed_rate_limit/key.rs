@@ -5,7 +5,7 @@ use std::hash::Hash;
 use super::Handle;
 use crate::{
     Overloaded, Rate,
-    admission::keyed_buckets::{Fingerprint, Taken},
+    admission::{fingerprint::Fingerprint, keyed_buckets::Taken},
     sync::Arc,
 };
 

@@ -18,6 +18,7 @@ where
         ] {
             match second {
                 Waits => assert!(poll_ready(&mut other).is_pending()),
+                WaitsInCall => assert!(poll(&mut request(&other)).is_pending()),
                 IsRefused => drop(refusal(finish(request(&other)))),
                 IsServed | IsServedOrShed => drop(finish(request(&other)).unwrap()),
             }

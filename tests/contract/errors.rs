@@ -34,7 +34,12 @@ where
         for kept in &mut kept {
             match poll_ready(kept) {
                 Poll::Ready(Err(error)) => assert_eq!(error.to_string(), "not ready"),
-                other => panic!("{other:?}"),
+                // One that is always ready says so when it is called.
+                Poll::Ready(Ok(())) => {
+                    let error = finish(kept.call(7)).unwrap_err();
+                    assert_eq!(error.to_string(), "not ready");
+                }
+                Poll::Pending => panic!("waits for a dead service"),
             }
         }
         probe.set(|script| script.ready = Behaviour::Works);

@@ -21,13 +21,15 @@ use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
-    RateLimitLayer,
+    RateLimitLayer, WfqConfig, WfqLayer,
 };
 
 /// What a layer makes of a second request while one is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Second {
     Waits,
+    /// In its response future: the layer itself is always ready.
+    WaitsInCall,
     IsRefused,
     IsServed,
     /// It is served, but refused while the inner service is not ready.
@@ -38,6 +40,10 @@ use Second::*;
 impl Second {
     fn is_served(self) -> bool {
         matches!(self, IsServed | IsServedOrShed)
+    }
+
+    fn waits(self) -> bool {
+        matches!(self, Waits | WaitsInCall)
     }
 }
 
@@ -132,10 +138,40 @@ contract! {
     adaptive_concurrency_over_concurrency_limit: Waits, ServiceBuilder::new()
         .layer(AdaptiveConcurrencyLayer::vegas())
         .layer(ConcurrencyLimitLayer::new(1));
+    wfq: IsServed, WfqLayer::new(WfqConfig::default(), tenant);
+    wfq_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(ConcurrencyLimitLayer::new(1));
+    wfq_with_max_wait_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default().max_wait(Duration::from_secs(3600)), tenant))
+        .layer(ConcurrencyLimitLayer::new(1));
+    wfq_without_queue_over_concurrency_limit: IsRefused, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default().max_waiting(0), tenant))
+        .layer(ConcurrencyLimitLayer::new(1));
+    wfq_of_one_in_flight_per_tenant: WaitsInCall,
+        WfqLayer::new(WfqConfig::default().max_in_flight_per_tenant(1), tenant);
+    wfq_over_adaptive_concurrency_over_rate_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1))
+        .layer(RateLimitLayer::new(Rate::per_second(1_000_000_000)));
+    wfq_over_towers_concurrency_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(tower::limit::GlobalConcurrencyLimitLayer::new(1));
+    wfq_over_load_shed: IsRefused, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(1));
+    concurrency_limit_over_wfq: Waits, ServiceBuilder::new()
+        .layer(ConcurrencyLimitLayer::new(1))
+        .layer(WfqLayer::new(WfqConfig::default(), tenant));
     concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(100))
         .layer(LoadShedLayer::new())
         .layer(ConcurrencyLimitLayer::new(1));
+}
+
+fn tenant(request: &u32) -> Option<String> {
+    Some(request.to_string())
 }
 
 /// A request that was served takes nothing with it: the next one is served too.

@@ -92,7 +92,11 @@ where
         probe.set(|script| script.ready = Behaviour::Pends);
         match poll_ready(&mut service) {
             Poll::Ready(Err(error)) => panic!("{error}"),
-            Poll::Ready(Ok(())) => drop(refusal(finish(service.call(7)))),
+            // It refuses, or waits in its future.
+            Poll::Ready(Ok(())) => match poll(&mut service.call(7)) {
+                Poll::Ready(result) => drop(refusal(result)),
+                Poll::Pending => assert!(second.waits() || second == IsServed),
+            },
             Poll::Pending => assert_ne!(second, IsServedOrShed),
         }
         assert_eq!(probe.calls(), 0);

@@ -8,7 +8,7 @@ use super::{support::*, *};
 /// that is not ready.
 fn refuse<S: Subject>(service: &mut S, probe: &Probe, second: Second, check: impl FnOnce(&mut S)) {
     match second {
-        Waits | IsServed => {}
+        Waits | WaitsInCall | IsServed => {}
         IsServedOrShed => {
             probe.set(|script| script.ready = Behaviour::Pends);
             check(service);

@@ -1,0 +1,519 @@
+//! The tenants of a [`Wfq`](crate::Wfq), who of them waits, and whose turn it is.
+//!
+//! # How it works
+//! The fair gate has no permits of its own: it schedules whatever readiness the inner service has, and no
+//! task does it. Requests wait in their own futures. One of them has the *turn*: it polls its inner service,
+//! and when that is ready, calls it and passes the turn on to whoever is next by then.
+//!
+//! ```text
+//! arrive ──────────── nobody waits, and the inner service is ready ──────────────► running
+//!    │                                                                                ▲
+//!    └► enqueue ─► waits ─► its turn (polls the inner service) ─► begin ──────────────┘
+//!                    ▲              │                               │
+//!                    └── put back ──┴── it is another's by now ─────┘
+//! ```
+//!
+//! # Why it does not stop
+//! - **A turn is passed on** under the lock that takes it away: when the request begins, fails, gives up or
+//!   is dropped. After every change under the lock there is a turn, or nobody may have one.
+//! - **A turn that nobody uses is lent on.** A future that is kept but not polled any more would stop
+//!   everybody. It is known for one by this: it has been woken, because it got the turn or because its inner
+//!   service is ready, and has not been polled for [`LEASE`] since. Then the next one gets a turn as well.
+//!   Those who wait look for that, one of them in each `LEASE`, however many they are.
+//!
+//! Wakers are cloned, woken and dropped outside the lock.
+
+#[cfg(all(test, backpressure_loom))]
+mod models;
+mod tenants;
+
+use std::{fmt, mem, num::NonZeroU32, task::Waker, time::Duration};
+
+use self::tenants::Tenants;
+pub(crate) use self::tenants::check_weight;
+pub use self::tenants::{Tenant, TenantSnapshot};
+use super::{
+    bounds::{Bounds, Rejected},
+    fingerprint::{Fingerprint, Fingerprints},
+    gate::{DEFAULT_RETRY_AFTER, LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER},
+};
+use crate::{
+    ConfigError, Overloaded, Reason, Waited,
+    algorithm::{
+        drain_rate::DrainRate,
+        fair_queue::{Charge, FairQueue, Ticket},
+    },
+    clock::Clock,
+    sync::{AtomicUsize, Mutex, Ordering::Relaxed, lock},
+};
+
+/// Longest name of a tenant, in bytes.
+const MAX_NAME: usize = 256;
+
+/// So long a request that has been woken may take until it is polled: more than a busy executor needs, and
+/// less than anybody notices who waits.
+pub(crate) const LEASE: Duration = Duration::from_millis(20);
+
+pub(crate) struct FairGate {
+    state: Mutex<State>,
+    fingerprints: Fingerprints,
+    clock: Clock,
+    pub(crate) bounds: Bounds,
+    max_waiting_per_tenant: AtomicUsize,
+}
+
+struct State {
+    tenants: Tenants,
+    queue: FairQueue<Waker>,
+    /// One, but for those that nobody uses.
+    turns: Vec<Turn>,
+    drain: DrainRate,
+    served: u64,
+    refused: u64,
+}
+
+struct Turn {
+    ticket: Ticket,
+    charge: Charge,
+    /// Since when it has reason to be polled, if it has.
+    woken: Option<u64>,
+}
+
+impl Turn {
+    fn is_used(&self, now: u64) -> bool {
+        let lease = LEASE.as_nanos() as u64;
+        self.woken.is_none_or(|at| now.saturating_sub(at) < lease)
+    }
+}
+
+/// A request that has come: the number of its tenant, which is remembered until [`FairGate::depart`], and
+/// when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) tenant: u32,
+    pub(crate) cost: NonZeroU32,
+    pub(crate) at: u64,
+}
+
+/// What there is for one that waits.
+pub(crate) enum Look {
+    /// It is its turn.
+    Turn,
+    /// Nothing. After this time, if nothing happens before, it should look again.
+    Wait(Duration),
+    /// It had to make room for somebody else's request.
+    Evicted(Box<Overloaded>),
+}
+
+/// Whether a request whose turn it is may be sent.
+pub(crate) enum Begun {
+    Yes(Charge, Waited),
+    /// It is another's turn by now, and this one waits again.
+    No,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Served,
+    /// By a layer further in: nothing was done for it.
+    Refused,
+}
+
+/// The state of a fair queue at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// How many requests wait for their turn.
+    pub waiting: usize,
+    /// How many were sent to the inner service, or are about to be, and are not done.
+    pub running: usize,
+    /// How long the one that has waited longest has waited.
+    pub oldest_wait: Option<Duration>,
+    /// How many requests were sent to the inner service and are done, whether or not with success.
+    pub served: u64,
+    /// How many a layer further in refused.
+    pub refused: u64,
+    /// How many were refused here, and why.
+    pub rejected: Rejected,
+    /// How many tenants are remembered, the two shared ones not counted.
+    pub tenants: usize,
+    /// How many requests came from tenants that there was no room to remember, and that had to share
+    /// [`Tenant::Overflow`].
+    pub overflowed: u64,
+}
+
+impl FairGate {
+    /// The weights have been checked.
+    pub(crate) fn new(
+        weights: impl IntoIterator<Item = (String, u32)>,
+        default_weight: u32,
+        max_tenants: usize,
+    ) -> Self {
+        let fingerprints = Fingerprints::new();
+        let weights = (weights.into_iter())
+            .map(|(name, weight)| (fingerprints.of(name.as_str()), weight))
+            .collect();
+        let mut queue = FairQueue::new();
+        let tenants = Tenants::new(weights, default_weight, max_tenants, &mut queue);
+        Self {
+            state: Mutex::new(State {
+                tenants,
+                queue,
+                turns: Vec::new(),
+                drain: DrainRate::default(),
+                served: 0,
+                refused: 0,
+            }),
+            fingerprints,
+            clock: Clock::default(),
+            bounds: Bounds::new("wfq"),
+            max_waiting_per_tenant: AtomicUsize::new(50),
+        }
+    }
+
+    /// A name that is empty or too long is none.
+    fn key(&self, name: &str) -> Option<Fingerprint> {
+        check_name(name).ok()?;
+        Some(self.fingerprints.of(name))
+    }
+
+    /// A request comes. If it need not wait for anybody it may begin, for which its tenant is charged.
+    pub(crate) fn arrive(&self, name: Option<&str>, cost: NonZeroU32) -> (Arrival, Option<Charge>) {
+        let now = self.clock.nanos();
+        let named = name.and_then(|name| Some((self.key(name)?, name)));
+        let mut state = lock(&self.state);
+        let State { tenants, queue, .. } = &mut *state;
+        let tenant = tenants.attach(queue, named);
+        let alone = !state.queue.has_next() && !state.has_turn(now);
+        let charge = (alone && state.queue.may_run(tenant))
+            .then(|| state.queue.begin_at_once(tenant, cost, now));
+        let at = now;
+        (Arrival { tenant, cost, at }, charge)
+    }
+
+    /// Takes back what [`arrive`](Self::arrive) charged: the request has to wait after all.
+    pub(crate) fn take_back(&self, charge: Charge) {
+        let now = self.clock.nanos();
+        let mut state = lock(&self.state);
+        state.queue.refund(charge);
+        let granted = state.pass_on(now);
+        drop(state);
+        wake(granted);
+    }
+
+    /// Lets a request wait, if there is room, or room can be made.
+    pub(crate) fn enqueue(
+        &self,
+        arrival: Arrival,
+        waker: Waker,
+    ) -> Result<Ticket, Box<Overloaded>> {
+        let Arrival { tenant, cost, at } = arrival;
+        let now = self.clock.nanos();
+        let mut state = lock(&self.state);
+        let evicted = match self.room(&mut state, tenant) {
+            Ok(evicted) => evicted,
+            Err(Full) => {
+                self.count(&mut state, tenant, Reason::QueueFull);
+                let refusal = self.refusal(&mut state, tenant, Reason::QueueFull, now);
+                drop(state); // before the waker, which is foreign
+                return Err(refusal);
+            }
+        };
+        let ticket = state.queue.push(tenant, cost, at, waker);
+        let granted = state.pass_on(now);
+        drop(state);
+        evicted.inspect(Waker::wake_by_ref);
+        wake_others(granted, &ticket);
+        Ok(ticket)
+    }
+
+    /// Room for another request of this tenant; perhaps somebody had to make it, who is to be woken.
+    fn room(&self, state: &mut State, tenant: u32) -> Result<Option<Waker>, Full> {
+        let own = state.queue.state(tenant).waiting as usize;
+        if own >= self.max_waiting_per_tenant.load(Relaxed) {
+            return Err(Full);
+        }
+        if state.queue.waiting() < self.bounds.max_waiting() {
+            return Ok(None);
+        }
+        let (hog, waker) = state.queue.make_room(tenant).ok_or(Full)?;
+        self.count(state, hog, Reason::QueueFull);
+        Ok(Some(waker))
+    }
+
+    /// What there is for a request that waits. If there is nothing, `waker` is woken when there is.
+    pub(crate) fn look(&self, arrival: Arrival, ticket: &Ticket, waker: &Waker) -> Look {
+        let now = self.clock.nanos();
+        let mut fresh = None;
+        loop {
+            let mut state = lock(&self.state);
+            let granted = state.pass_on(now);
+            let waiting = state.queue.waiting();
+            let mut old = None;
+            let look = if let Some(turn) = state.turn(ticket) {
+                turn.woken = None;
+                Some(Look::Turn)
+            } else if let Some(kept) = state.queue.with(ticket) {
+                let wait = Look::Wait(LEASE.saturating_mul(waiting as u32));
+                if kept.will_wake(waker) {
+                    Some(wait)
+                } else {
+                    let fresh = fresh.take();
+                    fresh.map(|fresh| {
+                        old = Some(mem::replace(kept, fresh));
+                        wait
+                    })
+                }
+            } else {
+                let refusal = self.refusal(&mut state, arrival.tenant, Reason::QueueFull, now);
+                Some(Look::Evicted(refusal))
+            };
+            drop(state);
+            drop(old);
+            wake_others(granted, ticket);
+            match look {
+                Some(look) => return look,
+                None => fresh = Some(waker.clone()), // not under the lock
+            }
+        }
+    }
+
+    /// A request whose turn it is has been woken.
+    pub(crate) fn note_woken(&self, ticket: &Ticket) {
+        let now = self.clock.nanos();
+        if let Some(turn) = lock(&self.state).turn(ticket) {
+            turn.woken.get_or_insert(now);
+        }
+    }
+
+    /// A request whose turn it is can be sent; it is, unless it is another's turn by now.
+    pub(crate) fn begin(&self, ticket: &Ticket) -> Begun {
+        let now = self.clock.nanos();
+        let mut state = lock(&self.state);
+        let turn = state.turns.iter().position(|turn| turn.ticket == *ticket);
+        let Turn { mut charge, .. } = state.turns.swap_remove(turn.expect("it is its turn"));
+        let since = |at: u64| Duration::from_nanos(now.saturating_sub(at));
+        let begun = if state.queue.yields(&charge, now) {
+            state.queue.put_back(ticket, charge);
+            Begun::No
+        } else {
+            // Its waker is ours: it was taken when it got the turn.
+            let (at, _) = state.queue.begin(ticket, &mut charge, now);
+            let waited = Waited {
+                own: since(at),
+                oldest: state.queue.oldest().map(since),
+            };
+            Begun::Yes(charge, waited)
+        };
+        let granted = state.pass_on(now);
+        drop(state);
+        wake_others(granted, ticket);
+        begun
+    }
+
+    /// A request that waits, or whose turn it is, gives up, and is gone.
+    pub(crate) fn leave(&self, arrival: Arrival, ticket: &Ticket) {
+        let now = self.clock.nanos();
+        let mut state = lock(&self.state);
+        let waker = state.take_out(ticket);
+        let granted = state.pass_on(now);
+        state.tenants.detach(arrival.tenant);
+        drop(state);
+        drop(waker);
+        wake(granted);
+    }
+
+    /// The same, because it has waited as long as it may.
+    pub(crate) fn time_out(&self, arrival: Arrival, ticket: &Ticket) -> Box<Overloaded> {
+        let now = self.clock.nanos();
+        let mut state = lock(&self.state);
+        self.count(&mut state, arrival.tenant, Reason::WaitTimeout);
+        let refusal = self.refusal(&mut state, arrival.tenant, Reason::WaitTimeout, now);
+        drop(state);
+        self.leave(arrival, ticket);
+        refusal
+    }
+
+    /// A request that never waited, or waits no more, is gone.
+    pub(crate) fn depart(&self, tenant: u32) {
+        lock(&self.state).tenants.detach(tenant);
+    }
+
+    /// A request that was sent has ended, and is gone.
+    pub(crate) fn end(&self, charge: Charge, end: End) {
+        let now = self.clock.nanos();
+        let mut state = lock(&self.state);
+        let tenant = charge.tenant();
+        match end {
+            End::Served => {
+                state.served += 1;
+                let used = state.queue.finish(charge, now);
+                state.tenants.note_served(tenant, used, now);
+            }
+            End::Refused => {
+                state.refused += 1;
+                state.queue.refund(charge);
+                state.tenants.note_refused(tenant);
+            }
+        }
+        state.tenants.detach(tenant);
+        // It may have been all that its tenant may have running.
+        let granted = state.pass_on(now);
+        drop(state);
+        wake(granted);
+    }
+
+    pub(crate) fn set_weight(&self, tenant: &str, weight: u32) -> Result<(), ConfigError> {
+        let weight = check_weight(weight)?;
+        check_name(tenant)?;
+        let key = self.fingerprints.of(tenant);
+        let State { tenants, queue, .. } = &mut *lock(&self.state);
+        tenants.set_weight(queue, key, weight);
+        Ok(())
+    }
+
+    pub(crate) fn set_default_weight(&self, weight: u32) -> Result<(), ConfigError> {
+        let weight = check_weight(weight)?;
+        let State { tenants, queue, .. } = &mut *lock(&self.state);
+        tenants.set_default_weight(queue, weight);
+        Ok(())
+    }
+
+    pub(crate) fn set_max_waiting_per_tenant(&self, max_waiting: usize) {
+        self.max_waiting_per_tenant.store(max_waiting, Relaxed);
+    }
+
+    /// `None` is as many as there are.
+    pub(crate) fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
+        let now = self.clock.nanos();
+        let mut state = lock(&self.state);
+        state
+            .queue
+            .set_max_running(max.map_or(u32::MAX, NonZeroU32::get));
+        let granted = state.pass_on(now);
+        drop(state);
+        wake(granted);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let now = self.clock.nanos();
+        let state = lock(&self.state);
+        let since = |at| Duration::from_nanos(now.saturating_sub(at));
+        Snapshot {
+            waiting: state.queue.waiting(),
+            running: state.queue.running(),
+            oldest_wait: state.queue.oldest().map(since),
+            served: state.served,
+            refused: state.refused,
+            rejected: self.bounds.rejected(),
+            tenants: state.tenants.tracked(),
+            overflowed: state.tenants.overflowed(),
+        }
+    }
+
+    pub(crate) fn tenants(&self) -> Vec<TenantSnapshot> {
+        let now = self.clock.nanos();
+        let state = lock(&self.state);
+        state.tenants.snapshots(&state.queue, now)
+    }
+
+    pub(crate) fn tenant(&self, tenant: &Tenant) -> Option<TenantSnapshot> {
+        let now = self.clock.nanos();
+        let key = match tenant {
+            Tenant::Named(name) => self.key(name),
+            Tenant::Anonymous | Tenant::Overflow => None,
+        };
+        let state = lock(&self.state);
+        state.tenants.snapshot_of(&state.queue, tenant, key, now)
+    }
+
+    fn count(&self, state: &mut State, tenant: u32, reason: Reason) {
+        self.bounds.count(reason);
+        state.tenants.note_rejected(tenant);
+    }
+
+    /// The hint is how long it takes until all that the tenant has waiting is served, at its share of the
+    /// rate at which requests were served lately.
+    fn refusal(&self, state: &mut State, tenant: u32, reason: Reason, now: u64) -> Box<Overloaded> {
+        let served = state.served;
+        let each = state.drain.look(Duration::from_nanos(now), served);
+        let ahead = u64::from(state.queue.state(tenant).waiting) + 1;
+        let ahead = ahead.saturating_mul(state.queue.parts(tenant));
+        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+        let retry_after = each.map_or(DEFAULT_RETRY_AFTER, |each| {
+            let wait = each.saturating_mul(ahead);
+            wait.clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER)
+        });
+        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
+    match name.len() {
+        1..=MAX_NAME => Ok(()),
+        _ => Err(ConfigError::new("tenant", "a name of 1 to 256 bytes")),
+    }
+}
+
+/// There is no room for another.
+struct Full;
+
+impl State {
+    /// Whether somebody has the turn, and uses it.
+    fn has_turn(&self, now: u64) -> bool {
+        self.turns.iter().any(|turn| turn.is_used(now))
+    }
+
+    fn turn(&mut self, ticket: &Ticket) -> Option<&mut Turn> {
+        self.turns.iter_mut().find(|turn| turn.ticket == *ticket)
+    }
+
+    /// Gives the turn to the one that is next, if nobody has it. Who got it is to be woken.
+    fn pass_on(&mut self, now: u64) -> Option<(Ticket, Waker)> {
+        if !self.queue.has_next() || self.has_turn(now) {
+            return None;
+        }
+        let (ticket, charge) = self.queue.next(now)?;
+        self.turns.push(Turn {
+            ticket,
+            charge,
+            woken: Some(now),
+        });
+        let waker = self.queue.with(&ticket).expect("it is in");
+        Some((ticket, mem::replace(waker, Waker::noop().clone())))
+    }
+
+    /// Takes out a request that waits, or whose turn it is, or that was evicted. Its waker is to be dropped
+    /// after the lock.
+    fn take_out(&mut self, ticket: &Ticket) -> Option<Waker> {
+        if let Some(i) = self.turns.iter().position(|turn| turn.ticket == *ticket) {
+            let turn = self.turns.swap_remove(i);
+            return Some(self.queue.withdraw(ticket, turn.charge));
+        }
+        self.queue.with(ticket)?;
+        Some(self.queue.cancel(ticket))
+    }
+}
+
+fn wake(granted: Option<(Ticket, Waker)>) {
+    if let Some((_, waker)) = granted {
+        waker.wake();
+    }
+}
+
+/// Whoever is being polled need not be woken.
+fn wake_others(granted: Option<(Ticket, Waker)>, own: &Ticket) {
+    wake(granted.filter(|(ticket, _)| ticket != own));
+}
+
+impl fmt::Debug for FairGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let snapshot = self.snapshot();
+        f.debug_struct("FairGate")
+            .field("name", &self.bounds.name())
+            .field("waiting", &snapshot.waiting)
+            .field("running", &snapshot.running)
+            .finish_non_exhaustive()
+    }
+}

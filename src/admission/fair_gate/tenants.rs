@@ -1,0 +1,371 @@
+//! Which tenants are known, by what number, and what they have had: in bounded memory.
+//!
+//! A tenant that has no request is remembered until there is no room for another. Then the one is forgotten
+//! that has been away longest, of those that the scheduler would treat the same if they were new. Where there
+//! is none, tenants that are new share one record.
+
+use std::{fmt, mem, sync::Arc, task::Waker, time::Duration};
+
+use crate::{
+    ConfigError,
+    admission::fingerprint::{ByFingerprint, Fingerprint},
+    algorithm::fair_queue::{FairQueue, MAX_WEIGHT},
+};
+
+/// So many that were away longest are looked at when there is no room.
+const LOOKS: usize = 8;
+
+const ANONYMOUS: u32 = 0;
+const OVERFLOW: u32 = 1;
+const NIL: u32 = u32::MAX;
+
+type Queue = FairQueue<Waker>;
+
+/// Whose requests are scheduled together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Tenant {
+    /// One that has a name.
+    Named(Arc<str>),
+    /// All requests without an identity.
+    Anonymous,
+    /// All requests of tenants that there was no room to remember.
+    Overflow,
+}
+
+impl From<&str> for Tenant {
+    fn from(name: &str) -> Self {
+        Self::Named(name.into())
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Named(name) => name,
+            Self::Anonymous => "(anonymous)",
+            Self::Overflow => "(overflow)",
+        })
+    }
+}
+
+/// One tenant of a fair queue at one moment.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct TenantSnapshot {
+    /// Which one.
+    pub tenant: Tenant,
+    /// Its weight now.
+    pub weight: u32,
+    /// How many of its requests wait.
+    pub waiting: usize,
+    /// How many of its requests were sent to the inner service, or are about to be, and are not done.
+    pub running: usize,
+    /// How many are done, whether or not with success, since it is remembered.
+    pub served: u64,
+    /// How many were refused here since it is remembered.
+    pub rejected: u64,
+    /// How many a layer further in refused since it is remembered.
+    pub refused: u64,
+    /// Its part of the service that all tenants together had in the last ten seconds or so, from 0 to 1,
+    /// by the time that requests took, times their cost. A request counts when it is done.
+    pub share: f64,
+    /// How long the one of its requests that has waited longest has waited.
+    pub oldest_wait: Option<Duration>,
+}
+
+pub(crate) fn check_weight(weight: u32) -> Result<u32, ConfigError> {
+    match weight {
+        1..=MAX_WEIGHT => Ok(weight),
+        _ => Err(ConfigError::new("weight", "from 1 to 10 000")),
+    }
+}
+
+pub(super) struct Tenants {
+    ids: ByFingerprint<u32>,
+    /// By the numbers that the queue gives.
+    records: Vec<Record>,
+    /// Those that have no request, from the one that has been away longest.
+    idle_first: u32,
+    idle_last: u32,
+    weights: ByFingerprint<u32>,
+    default_weight: u32,
+    max_tenants: usize,
+    overflowed: u64,
+    recent: Recent,
+}
+
+struct Record {
+    tenant: Tenant,
+    /// Of its name.
+    key: Option<Fingerprint>,
+    /// How many requests of its there are.
+    attached: usize,
+    idle_previous: u32,
+    idle_next: u32,
+    served: u64,
+    rejected: u64,
+    refused: u64,
+    recent: Recent,
+}
+
+impl Tenants {
+    pub(super) fn new(
+        weights: ByFingerprint<u32>,
+        default_weight: u32,
+        max_tenants: usize,
+        queue: &mut Queue,
+    ) -> Self {
+        let mut tenants = Self {
+            ids: ByFingerprint::default(),
+            records: Vec::new(),
+            idle_first: NIL,
+            idle_last: NIL,
+            weights,
+            default_weight,
+            max_tenants,
+            overflowed: 0,
+            recent: Recent::default(),
+        };
+        for (shared, id) in [(Tenant::Anonymous, ANONYMOUS), (Tenant::Overflow, OVERFLOW)] {
+            let added = tenants.add(queue, shared, None, default_weight);
+            assert_eq!(added, id, "the first two");
+            tenants.records[id as usize].attached = 1; // so that they are never forgotten
+        }
+        tenants
+    }
+
+    /// The number of a tenant, which it keeps until all that were attached are detached. `None` is the
+    /// anonymous one.
+    pub(super) fn attach(&mut self, queue: &mut Queue, named: Option<(Fingerprint, &str)>) -> u32 {
+        let id = match named {
+            Some((key, name)) => self.find_or_add(queue, key, name),
+            None => ANONYMOUS,
+        };
+        let record = &mut self.records[id as usize];
+        record.attached += 1;
+        if record.attached == 1 {
+            self.unlink_idle(id);
+        }
+        id
+    }
+
+    pub(super) fn detach(&mut self, id: u32) {
+        let record = &mut self.records[id as usize];
+        record.attached -= 1;
+        if record.attached == 0 {
+            self.link_idle(id);
+        }
+    }
+
+    fn find_or_add(&mut self, queue: &mut Queue, key: Fingerprint, name: &str) -> u32 {
+        if let Some(&id) = self.ids.get(&key) {
+            return id;
+        }
+        if self.ids.len() >= self.max_tenants && !self.forget_one(queue) {
+            self.overflowed += 1;
+            return OVERFLOW;
+        }
+        let weight = self.weights.get(&key).copied();
+        let weight = weight.unwrap_or(self.default_weight);
+        let id = self.add(queue, name.into(), Some(key), weight);
+        self.ids.insert(key, id);
+        self.link_idle(id);
+        id
+    }
+
+    fn add(
+        &mut self,
+        queue: &mut Queue,
+        tenant: Tenant,
+        key: Option<Fingerprint>,
+        weight: u32,
+    ) -> u32 {
+        let id = queue.add_tenant(weight);
+        let record = Record {
+            tenant,
+            key,
+            attached: 0,
+            idle_previous: NIL,
+            idle_next: NIL,
+            served: 0,
+            rejected: 0,
+            refused: 0,
+            recent: Recent::default(),
+        };
+        match self.records.get_mut(id as usize) {
+            Some(free) => *free = record,
+            None => self.records.push(record),
+        }
+        id
+    }
+
+    /// Forgets one that has no request, if there is one with which nothing is lost.
+    fn forget_one(&mut self, queue: &mut Queue) -> bool {
+        for _ in 0..LOOKS {
+            let id = self.idle_first;
+            if id == NIL {
+                return false;
+            }
+            self.unlink_idle(id);
+            if queue.remove_tenant(id) {
+                let key = self.records[id as usize].key;
+                self.ids
+                    .remove(&key.expect("the shared ones are never idle"));
+                return true;
+            }
+            self.link_idle(id); // behind the others
+        }
+        false
+    }
+
+    fn link_idle(&mut self, id: u32) {
+        let last = mem::replace(&mut self.idle_last, id);
+        match last {
+            NIL => self.idle_first = id,
+            last => self.records[last as usize].idle_next = id,
+        }
+        let record = &mut self.records[id as usize];
+        (record.idle_previous, record.idle_next) = (last, NIL);
+    }
+
+    fn unlink_idle(&mut self, id: u32) {
+        let &Record {
+            idle_previous: previous,
+            idle_next: next,
+            ..
+        } = &self.records[id as usize];
+        match previous {
+            NIL => self.idle_first = next,
+            previous => self.records[previous as usize].idle_next = next,
+        }
+        match next {
+            NIL => self.idle_last = previous,
+            next => self.records[next as usize].idle_previous = previous,
+        }
+    }
+
+    pub(super) fn set_weight(&mut self, queue: &mut Queue, key: Fingerprint, weight: u32) {
+        self.weights.insert(key, weight);
+        if let Some(&id) = self.ids.get(&key) {
+            queue.set_weight(id, weight);
+        }
+    }
+
+    pub(super) fn set_default_weight(&mut self, queue: &mut Queue, weight: u32) {
+        self.default_weight = weight;
+        for id in [ANONYMOUS, OVERFLOW] {
+            queue.set_weight(id, weight);
+        }
+        for (key, &id) in &self.ids {
+            if !self.weights.contains_key(key) {
+                queue.set_weight(id, weight);
+            }
+        }
+    }
+
+    pub(super) fn note_served(&mut self, id: u32, used: u64, now: u64) {
+        let record = &mut self.records[id as usize];
+        record.served += 1;
+        record.recent.add(used, now);
+        self.recent.add(used, now);
+    }
+
+    pub(super) fn note_refused(&mut self, id: u32) {
+        self.records[id as usize].refused += 1;
+    }
+
+    pub(super) fn note_rejected(&mut self, id: u32) {
+        self.records[id as usize].rejected += 1;
+    }
+
+    pub(super) fn tracked(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(super) fn overflowed(&self) -> u64 {
+        self.overflowed
+    }
+
+    pub(super) fn snapshots(&self, queue: &Queue, now: u64) -> Vec<TenantSnapshot> {
+        let ids = [ANONYMOUS, OVERFLOW]
+            .into_iter()
+            .chain(self.ids.values().copied());
+        ids.map(|id| self.snapshot(queue, id, now)).collect()
+    }
+
+    /// Of the tenant with that name, or of a shared one.
+    pub(super) fn snapshot_of(
+        &self,
+        queue: &Queue,
+        tenant: &Tenant,
+        key: Option<Fingerprint>,
+        now: u64,
+    ) -> Option<TenantSnapshot> {
+        let id = match (tenant, key) {
+            (Tenant::Anonymous, _) => ANONYMOUS,
+            (Tenant::Overflow, _) => OVERFLOW,
+            (Tenant::Named(_), key) => *self.ids.get(&key?)?,
+        };
+        Some(self.snapshot(queue, id, now))
+    }
+
+    fn snapshot(&self, queue: &Queue, id: u32, now: u64) -> TenantSnapshot {
+        let record = &self.records[id as usize];
+        let state = queue.state(id);
+        let all = self.recent.sum(now);
+        TenantSnapshot {
+            tenant: record.tenant.clone(),
+            weight: state.weight,
+            waiting: state.waiting as usize,
+            running: state.running as usize,
+            served: record.served,
+            rejected: record.rejected,
+            refused: record.refused,
+            share: match all {
+                0 => 0.0,
+                all => record.recent.sum(now) as f64 / all as f64,
+            },
+            oldest_wait: (state.oldest).map(|at| Duration::from_nanos(now.saturating_sub(at))),
+        }
+    }
+}
+
+/// How much there was in the last ten seconds: of the ten before these, as much is counted as would be in a
+/// window that slides, if it came evenly.
+#[derive(Debug, Default)]
+struct Recent {
+    /// The number of these ten seconds.
+    epoch: u64,
+    current: u64,
+    previous: u64,
+}
+
+const EPOCH: u64 = 10_000_000_000;
+
+impl Recent {
+    fn add(&mut self, amount: u64, now: u64) {
+        *self = self.at(now / EPOCH);
+        self.current = self.current.saturating_add(amount);
+    }
+
+    fn sum(&self, now: u64) -> u64 {
+        let at = self.at(now / EPOCH);
+        let left = u128::from(EPOCH - now % EPOCH);
+        let previous = u128::from(at.previous) * left / u128::from(EPOCH);
+        at.current.saturating_add(previous as u64)
+    }
+
+    fn at(&self, epoch: u64) -> Self {
+        let (current, previous) = match epoch.saturating_sub(self.epoch) {
+            0 => (self.current, self.previous),
+            1 => (0, self.current),
+            _ => (0, 0),
+        };
+        Self {
+            epoch: epoch.max(self.epoch),
+            current,
+            previous,
+        }
+    }
+}

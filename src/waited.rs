@@ -1,0 +1,67 @@
+//! What a queue further out tells the layers inside it about a request.
+
+use std::{cell::Cell, time::Duration};
+
+thread_local! {
+    static WAITED: Cell<Option<Waited>> = const { Cell::new(None) };
+}
+
+/// How long the request that is being called has waited in a [`Wfq`](crate::Wfq) further out, and how long
+/// others have.
+///
+/// A layer inside the `Wfq`, in the same `ServiceBuilder`, can ask for it in its `call`:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+/// use tower_backpressure::{BoxError, Waited, WfqConfig, WfqLayer};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let mut service = ServiceBuilder::new()
+///     .layer(WfqLayer::new(WfqConfig::default(), |_: &()| Some("tenant")))
+///     .map_request(|()| Waited::current()) // called by the one outside it, as layers are
+///     .service(service_fn(|waited: Option<Waited>| async move { Ok::<_, BoxError>(waited) }));
+///
+/// let waited = service.ready().await?.call(()).await?.expect("it came through a Wfq");
+/// assert_eq!((waited.own, waited.oldest), (Duration::ZERO, None));
+/// assert_eq!(Waited::current(), None); // nothing is being called here
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waited {
+    /// How long this request waited, from its `call` until it was sent on.
+    pub own: Duration,
+    /// How long the one that has waited longest, of all tenants, has waited so far, if one waits.
+    pub oldest: Option<Duration>,
+}
+
+impl Waited {
+    /// Of a request that did not wait, when nobody else did.
+    pub(crate) const NONE: Self = Self {
+        own: Duration::ZERO,
+        oldest: None,
+    };
+
+    /// Of the request that is being called on this thread. `None` outside of a `Service::call`, and where
+    /// no `Wfq` is further out.
+    pub fn current() -> Option<Self> {
+        WAITED.get()
+    }
+
+    /// Calls an inner service, which can ask for it meanwhile.
+    #[inline]
+    pub(crate) fn around<T>(self, call: impl FnOnce() -> T) -> T {
+        struct Restore(Option<Waited>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                WAITED.set(self.0);
+            }
+        }
+        // Also if it panics.
+        let _restore = Restore(WAITED.replace(Some(self)));
+        call()
+    }
+}

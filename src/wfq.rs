@@ -1,0 +1,314 @@
+//! Weighted fair queueing: whoever asks for too much waits, and nobody else does.
+//!
+//! ```
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_backpressure::{BoxError, ConcurrencyLimitLayer, WfqConfig, WfqLayer};
+//!
+//! struct Request { customer: &'static str }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! let config = WfqConfig::default().weight("gold", 10); // all others have weight 1
+//! let fair = WfqLayer::new(config, |request: &Request| Some(request.customer));
+//! let handle = fair.handle();
+//!
+//! let mut service = ServiceBuilder::new()
+//!     .layer(fair)
+//!     .layer(ConcurrencyLimitLayer::new(8)) // what there is to be shared
+//!     .service(service_fn(|_: Request| async { Ok::<_, BoxError>("served") }));
+//!
+//! assert_eq!(service.ready().await?.call(Request { customer: "gold" }).await?, "served");
+//! assert_eq!(handle.tenant("gold").unwrap().served, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # When to use it
+//! Where several tenants share what cannot serve all of them at once, and none of them is to suffer from
+//! what another sends. A [rate for each](crate::keyed_rate_limit) wastes what others do not use, and does not
+//! help when many keep to theirs; here everybody gets what it asks for while there is enough, and when there
+//! is not, its share and no more.
+//!
+//! It goes outside the limit whose places it is to hand out, in the same `ServiceBuilder`: it schedules
+//! whatever readiness the layers inside have, be it a fixed limit, an adaptive one, a rate, or any of
+//! tower's. Without a limit inside, or with a service in between that is always ready (a `Buffer`, axum's
+//! `Router::layer` called twice, a [`LoadShedLayer`](crate::LoadShedLayer)), nobody ever waits and there is
+//! nothing to schedule.
+//!
+//! # Behaviour
+//! [`ExtractTenant`] finds whose request it is. Always ready; a request waits in its response future. It is
+//! sent at once if nobody waits and the inner service is ready. Otherwise it queues behind its tenant's
+//! others, and the next to be sent is the first one of the tenant that has had the least service for its
+//! weight. Service is the time that requests take, times their [cost](WfqLayer::cost); `src/algorithm/fair_queue.rs`
+//! has the maths. No task is spawned.
+//!
+//! - **A tenant that was idle** begins where the others are: what it did not ask for is not saved up.
+//! - **A request that a layer further in refuses** costs its tenant nothing.
+//! - **Requests without a tenant** share one, [`Tenant::Anonymous`]. So do those whose name is empty or longer
+//!   than 256 bytes.
+//! - **Memory is bounded.** At most [`max_tenants`](WfqConfig::max_tenants) are remembered. One that has no
+//!   requests, and is not ahead of the others, can be forgotten without loss, and is, when there is no room.
+//!   Where nobody can be, tenants that are new share [`Tenant::Overflow`].
+//!
+//! The layers inside can ask how long a request has waited, and how long others have: [`Waited`].
+//!
+//! # Errors
+//! [`Overloaded`] with [`Reason::QueueFull`] or [`Reason::WaitTimeout`] past the bounds of the [`WfqConfig`].
+//! If the queue of all is full, it is the tenant with the most waiting for its weight that loses its last
+//! request: a newcomer that asks for little gets in. `retry_after` is the time in which what the tenant has
+//! waiting is served, at its share of the rate at which requests were served lately; one second where that
+//! is not known. Errors of the inner service are passed on, those of its `poll_ready` too.
+//!
+//! # Cancellation
+//! A future may be dropped at any point: one that waits leaves the queue, and one whose turn it is passes the
+//! turn on. One that is kept, but not polled although it was woken, is passed over after 20 ms, so that it
+//! does not stop the others. It needs a tokio runtime with time enabled wherever the future is polled.
+//!
+//! A request that was sent has been charged for, and what is charged in the end is the time that it really
+//! took, also if its future is dropped before it is done.
+//!
+//! # Cloning
+//! One layer value is one queue, however often [`Layer::layer`] is called and services are cloned.
+//!
+//! [`Reason::QueueFull`]: crate::Reason::QueueFull
+//! [`Reason::WaitTimeout`]: crate::Reason::WaitTimeout
+//! [`Overloaded`]: crate::Overloaded
+//! [`Waited`]: crate::Waited
+
+mod config;
+mod extract;
+mod response;
+
+use std::{
+    fmt, mem,
+    num::NonZeroU32,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tower_layer::Layer;
+use tower_service::Service;
+
+use self::response::{Place, Running};
+pub use self::{
+    config::WfqConfig,
+    extract::{
+        ExtractTenant, FromExtension, FromHead, FromHeader, Head, TenantId, WithCost, from_head,
+    },
+    response::WfqResponseFuture,
+};
+pub use crate::admission::fair_gate::{Snapshot, Tenant, TenantSnapshot};
+use crate::{
+    BoxError, ConfigError, Waited,
+    admission::{fair_gate::FairGate, shed},
+    sync::Arc,
+};
+
+/// Weighted fair queueing by tenant. See the [module](self) for all of it.
+///
+/// `E` finds a request's tenant.
+pub struct WfqLayer<E = FromExtension> {
+    gate: Arc<FairGate>,
+    extract: Arc<E>,
+}
+
+impl<E> WfqLayer<E> {
+    /// A queue with these weights and bounds, for everything that is made from this value. `extract` is an
+    /// [`ExtractTenant`], such as a `|request: &Request| Some(request.customer)`.
+    pub fn new(config: WfqConfig, extract: E) -> Self {
+        let gate = FairGate::new(config.weights, config.default_weight, config.max_tenants);
+        gate.bounds.set_max_waiting(config.max_waiting);
+        gate.bounds.set_max_wait(config.max_wait);
+        gate.set_max_waiting_per_tenant(config.max_waiting_per_tenant);
+        gate.set_max_in_flight_per_tenant(config.max_in_flight_per_tenant);
+        Self {
+            gate: Arc::new(gate),
+            extract: Arc::new(extract),
+        }
+    }
+
+    /// What requests cost, where that is not only a matter of how long they take: `cost` is a
+    /// `Fn(&Request) -> NonZeroU32`. One of cost 2 counts for as much as two that take as long.
+    pub fn cost<C>(self, cost: C) -> WfqLayer<WithCost<E, C>> {
+        let extract = self.extract;
+        WfqLayer {
+            gate: self.gate,
+            extract: Arc::new(WithCost { extract, cost }),
+        }
+    }
+
+    /// A name of its own, for [`Overloaded::layer`](crate::Overloaded::layer). The first name given stays.
+    pub fn name(self, name: &'static str) -> Self {
+        self.gate.bounds.set_name(name);
+        self
+    }
+
+    /// A handle on this queue.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            gate: Arc::clone(&self.gate),
+        }
+    }
+}
+
+impl<S, E> Layer<S> for WfqLayer<E> {
+    type Service = Wfq<S, E>;
+
+    fn layer(&self, inner: S) -> Wfq<S, E> {
+        Wfq {
+            inner,
+            fair: self.clone(),
+        }
+    }
+}
+
+impl<E> Clone for WfqLayer<E> {
+    fn clone(&self) -> Self {
+        Self {
+            gate: Arc::clone(&self.gate),
+            extract: Arc::clone(&self.extract),
+        }
+    }
+}
+
+impl<E> fmt::Debug for WfqLayer<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WfqLayer").field(&self.gate).finish()
+    }
+}
+
+/// A service whose tenants get their share of it. Made by [`WfqLayer`].
+#[derive(Debug)]
+pub struct Wfq<S, E = FromExtension> {
+    inner: S,
+    fair: WfqLayer<E>,
+}
+
+impl<S, R, E> Service<R> for Wfq<S, E>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+    E: ExtractTenant<R>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = WfqResponseFuture<S, R>;
+
+    /// Always ready: it is in its response future that a request waits.
+    #[inline]
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        let WfqLayer { gate, extract } = &self.fair;
+        let cost = extract.cost(&request);
+        let (arrival, charge) = gate.arrive(extract.tenant(&request).as_deref(), cost);
+        if let Some(charge) = charge {
+            let running = Running::new(Arc::clone(gate), charge);
+            match shed::try_now(|cx| self.inner.poll_ready(cx)) {
+                Poll::Ready(Ok(())) => {
+                    let waited = Waited::NONE;
+                    let future = waited.around(|| self.inner.call(request));
+                    return WfqResponseFuture::called(future, running);
+                }
+                Poll::Ready(Err(error)) => {
+                    running.take_back();
+                    drop(Place::new(Arc::clone(gate), arrival));
+                    self.inner = self.inner.clone(); // what it may have reserved goes with it
+                    return WfqResponseFuture::failed(error.into());
+                }
+                Poll::Pending => running.take_back(),
+            }
+        }
+        let place = Place::new(Arc::clone(gate), arrival);
+        let fresh = self.inner.clone();
+        let inner = mem::replace(&mut self.inner, fresh);
+        WfqResponseFuture::waiting(inner, request, place)
+    }
+}
+
+impl<S: Clone, E> Clone for Wfq<S, E> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            fair: self.fair.clone(),
+        }
+    }
+}
+
+/// Looks at a fair queue and changes it while it is in use.
+///
+/// ```
+/// use tower_backpressure::{WfqConfig, WfqLayer};
+///
+/// # fn main() -> Result<(), tower_backpressure::ConfigError> {
+/// let handle = WfqLayer::new(WfqConfig::default(), |_: &()| Some("someone")).handle();
+/// handle.set_weight("gold", 20)?; // from now on
+/// assert!(handle.set_weight("gold", 0).is_err()); // and stays at 20
+/// for tenant in handle.tenants() {
+///     println!("{}: {} waiting, {:.0} %", tenant.tenant, tenant.waiting, 100.0 * tenant.share);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Handle {
+    gate: Arc<FairGate>,
+}
+
+impl Handle {
+    /// The state of the queue now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.gate.snapshot()
+    }
+
+    /// All tenants that are remembered, in no order, and the two shared ones first. It goes through all of
+    /// them, so it is not for every request.
+    pub fn tenants(&self) -> Vec<TenantSnapshot> {
+        self.gate.tenants()
+    }
+
+    /// One tenant, if it is remembered.
+    pub fn tenant(&self, tenant: impl Into<Tenant>) -> Option<TenantSnapshot> {
+        self.gate.tenant(&tenant.into())
+    }
+
+    /// Changes a tenant's weight, whether or not it is known yet. What it was charged already stays.
+    ///
+    /// # Errors
+    /// If the weight is not from 1 to 10 000, or the name is empty or longer than 256 bytes; nothing changes.
+    pub fn set_weight(&self, tenant: &str, weight: u32) -> Result<(), ConfigError> {
+        self.gate.set_weight(tenant, weight)
+    }
+
+    /// Changes the weight of all tenants that have none of their own. It goes through all of them.
+    ///
+    /// # Errors
+    /// If the weight is not from 1 to 10 000; nothing changes.
+    pub fn set_default_weight(&self, weight: u32) -> Result<(), ConfigError> {
+        self.gate.set_default_weight(weight)
+    }
+
+    /// Changes how many requests may wait. Those that wait already may stay.
+    pub fn set_max_waiting(&self, max_waiting: usize) {
+        self.gate.bounds.set_max_waiting(max_waiting);
+    }
+
+    /// Changes how many requests of one tenant may wait. Those that wait already may stay.
+    pub fn set_max_waiting_per_tenant(&self, max_waiting: usize) {
+        self.gate.set_max_waiting_per_tenant(max_waiting);
+    }
+
+    /// Changes how long requests may wait that come from now on; `None` is without a bound.
+    pub fn set_max_wait(&self, max_wait: Option<Duration>) {
+        self.gate.bounds.set_max_wait(max_wait);
+    }
+
+    /// Changes how many requests a tenant may have in flight; `None` is without a bound. Nothing in flight
+    /// is disturbed. It goes through all tenants.
+    pub fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
+        self.gate.set_max_in_flight_per_tenant(max);
+    }
+}

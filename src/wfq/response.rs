@@ -1,0 +1,357 @@
+//! The future of a request that may have to wait for its turn.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, Wake, Waker, ready},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tower_service::Service;
+
+use crate::{
+    BoxError, Hold, Overloaded, ResponseFuture,
+    admission::fair_gate::{Arrival, Begun, End, FairGate, Look},
+    algorithm::fair_queue::{Charge, Ticket},
+    hold::sealed::Sealed,
+    sync::Arc,
+};
+
+pin_project! {
+    /// The response of the inner service, once it is the request's turn; or the refusal.
+    pub struct WfqResponseFuture<S, R>
+    where
+        S: Service<R>,
+    {
+        #[pin]
+        state: State<S, S::Future, R>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, F, R> {
+        // Boxed, which keeps the future of every request that need not wait small.
+        Waiting { waiting: Pin<Box<Waiting<S, R>>> },
+        Called { #[pin] response: ResponseFuture<F, Running> },
+        Failed { error: Option<BoxError> },
+    }
+}
+
+pin_project! {
+    // What the inner service has reserved is given back before the turn is passed on: it is dropped first.
+    struct Waiting<S, R> {
+        inner: S,
+        request: Option<R>,
+        #[pin]
+        timer: Option<Sleep>,
+        deadline: Option<Instant>,
+        wakes_turn: Cached,
+        place: Place,
+    }
+}
+
+impl<S, R> WfqResponseFuture<S, R>
+where
+    S: Service<R>,
+{
+    #[inline]
+    pub(super) fn called(future: S::Future, running: Running) -> Self {
+        let response = ResponseFuture::admitted(future, running);
+        Self {
+            state: State::Called { response },
+        }
+    }
+
+    pub(super) fn failed(error: BoxError) -> Self {
+        Self {
+            state: State::Failed { error: Some(error) },
+        }
+    }
+
+    pub(super) fn waiting(inner: S, request: R, place: Place) -> Self {
+        let waiting = Box::pin(Waiting {
+            inner,
+            request: Some(request),
+            timer: None,
+            deadline: None,
+            wakes_turn: None,
+            place,
+        });
+        Self {
+            state: State::Waiting { waiting },
+        }
+    }
+}
+
+impl<S, R> Waiting<S, R>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+{
+    fn poll(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(S::Future, Running), BoxError>> {
+        loop {
+            let ticket = ready!(self.as_mut().poll_turn(cx))?;
+            let this = self.as_mut().project();
+            let waker = WakesTurn::waker(this.wakes_turn, cx.waker(), this.place, ticket);
+            let polled = this.inner.poll_ready(&mut Context::from_waker(waker));
+            if polled.map_err(Into::into)?.is_pending() {
+                let timed_out = ready!(self.as_mut().poll_timer(cx, None));
+                debug_assert!(timed_out, "there is nothing else to look at");
+                return Poll::Ready(Err(self.project().place.time_out()));
+            }
+            match this.place.gate.begin(&ticket) {
+                Begun::Yes(charge, waited) => {
+                    let running = this.place.run(charge);
+                    let request = this.request.take().expect("sent once");
+                    let future = waited.around(|| this.inner.call(request));
+                    return Poll::Ready(Ok((future, running)));
+                }
+                // What the inner service has reserved is for whoever has the turn now.
+                Begun::No => *this.inner = this.inner.clone(),
+            }
+        }
+    }
+}
+
+impl<S, R> Waiting<S, R> {
+    /// Ready when it is its turn.
+    fn poll_turn(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Ticket, BoxError>> {
+        loop {
+            let this = self.as_mut().project();
+            let Place {
+                gate,
+                arrival,
+                stage,
+            } = this.place;
+            let ticket = match *stage {
+                Stage::Waits(ticket) => ticket,
+                Stage::Arrived => {
+                    let entered = gate.enqueue(*arrival, cx.waker().clone());
+                    let ticket = entered.map_err(|refusal| refusal as BoxError)?;
+                    *stage = Stage::Waits(ticket);
+                    let max_wait = gate.bounds.max_wait();
+                    *this.deadline = max_wait.map(|max_wait| sleep(max_wait).deadline());
+                    ticket
+                }
+                Stage::Gone => panic!("polled after it completed"),
+            };
+            match gate.look(*arrival, &ticket, cx.waker()) {
+                Look::Turn => return Poll::Ready(Ok(ticket)),
+                Look::Evicted(refusal) => return Poll::Ready(Err(refusal)),
+                Look::Wait(look_again) => {
+                    if ready!(self.as_mut().poll_timer(cx, Some(look_again))) {
+                        return Poll::Ready(Err(self.project().place.time_out()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ready when the deadline is over (true), or when it is time to look again (false). One timer does for
+    /// both.
+    fn poll_timer(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        look_again: Option<Duration>,
+    ) -> Poll<bool> {
+        let this = self.project();
+        let mut timer = this.timer;
+        let armed = (timer.as_ref().as_pin_ref()).is_some_and(|timer| !timer.is_elapsed());
+        if !armed {
+            let look_again = look_again.map(|after| sleep(after).deadline());
+            let Some(at) = (*this.deadline).into_iter().chain(look_again).min() else {
+                return Poll::Pending;
+            };
+            match timer.as_mut().as_pin_mut() {
+                Some(timer) => timer.reset(at),
+                None => timer.set(Some(sleep_until(at))),
+            }
+        }
+        let mut timer = timer.as_pin_mut().expect("armed");
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(
+            this.deadline
+                .is_some_and(|deadline| timer.deadline() >= deadline),
+        )
+    }
+}
+
+impl<S, R> Future for WfqResponseFuture<S, R>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+{
+    type Output = Result<S::Response, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let (future, running) = match state.as_mut().project() {
+                StateProjection::Called { response } => return response.poll(cx),
+                StateProjection::Waiting { waiting } => ready!(waiting.as_mut().poll(cx))?,
+                StateProjection::Failed { error } => {
+                    return Poll::Ready(Err(error.take().expect("polled after it completed")));
+                }
+            };
+            let response = ResponseFuture::admitted(future, running);
+            state.set(State::Called { response });
+        }
+    }
+}
+
+impl<S, R> fmt::Debug for WfqResponseFuture<S, R>
+where
+    S: Service<R>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WfqResponseFuture").finish_non_exhaustive()
+    }
+}
+
+/// A request's place at the gate, until it is sent. Dropping it leaves.
+pub(super) struct Place {
+    gate: Arc<FairGate>,
+    arrival: Arrival,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Arrived,
+    /// For its turn, or with it.
+    Waits(Ticket),
+    Gone,
+}
+
+impl Place {
+    pub(super) fn new(gate: Arc<FairGate>, arrival: Arrival) -> Self {
+        Self {
+            gate,
+            arrival,
+            stage: Stage::Arrived,
+        }
+    }
+
+    fn run(&mut self, charge: Charge) -> Running {
+        self.stage = Stage::Gone;
+        Running::new(Arc::clone(&self.gate), charge)
+    }
+
+    fn time_out(&mut self) -> BoxError {
+        match std::mem::replace(&mut self.stage, Stage::Gone) {
+            Stage::Waits(ticket) => self.gate.time_out(self.arrival, &ticket),
+            Stage::Arrived | Stage::Gone => unreachable!("only who waits has a deadline"),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        match self.stage {
+            Stage::Arrived => self.gate.depart(self.arrival.tenant),
+            Stage::Waits(ticket) => self.gate.leave(self.arrival, &ticket),
+            Stage::Gone => {}
+        }
+    }
+}
+
+/// A request that was sent. Dropping it settles what its tenant was charged.
+pub(crate) struct Running {
+    gate: Arc<FairGate>,
+    /// Until it is settled.
+    charge: Option<Charge>,
+}
+
+impl Running {
+    pub(super) fn new(gate: Arc<FairGate>, charge: Charge) -> Self {
+        let charge = Some(charge);
+        Self { gate, charge }
+    }
+
+    /// It was not sent after all.
+    pub(super) fn take_back(mut self) {
+        if let Some(charge) = self.charge.take() {
+            self.gate.take_back(charge);
+        }
+    }
+
+    fn end(&mut self, end: End) {
+        if let Some(charge) = self.charge.take() {
+            self.gate.end(charge, end);
+        }
+    }
+}
+
+impl Drop for Running {
+    #[inline]
+    fn drop(&mut self) {
+        self.end(End::Served);
+    }
+}
+
+impl<Res> Hold<Res> for Running {
+    type Response = Res;
+
+    fn until_done(self, response: Res) -> Res {
+        response
+    }
+
+    fn failed(mut self, error: &BoxError) {
+        if Overloaded::find(error.as_ref()).is_some() {
+            self.end(End::Refused);
+        }
+    }
+}
+
+impl Sealed for Running {}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Running").field(&self.charge).finish()
+    }
+}
+
+/// Wakes the task of a request whose turn it is, and lets the gate know that it was woken: if it is not
+/// polled then, the turn is not used.
+struct WakesTurn {
+    gate: Arc<FairGate>,
+    ticket: Ticket,
+    task: Waker,
+}
+
+/// The waker of one, and the task's own.
+type Cached = Option<(Waker, Waker)>;
+
+impl WakesTurn {
+    fn waker<'a>(cached: &'a mut Cached, task: &Waker, place: &Place, ticket: Ticket) -> &'a Waker {
+        if !(cached.as_ref()).is_some_and(|(_, of)| of.will_wake(task)) {
+            let wakes = Self {
+                gate: Arc::clone(&place.gate),
+                ticket,
+                task: task.clone(),
+            };
+            *cached = Some((Waker::from(std::sync::Arc::new(wakes)), task.clone()));
+        }
+        let (waker, _) = cached.as_ref().expect("made above");
+        waker
+    }
+}
+
+impl Wake for WakesTurn {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &std::sync::Arc<Self>) {
+        self.gate.note_woken(&self.ticket);
+        self.task.wake_by_ref();
+    }
+}
