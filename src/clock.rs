@@ -21,6 +21,8 @@ enum Source {
         clock: quanta::Clock,
         started: u64,
     },
+    #[cfg(all(test, backpressure_loom))]
+    Stopped,
 }
 
 impl Clock {
@@ -43,6 +45,12 @@ impl Clock {
         Self(Source::Tsc { clock, started })
     }
 
+    /// One that stands still, for models: each run of a model has to be the same.
+    #[cfg(all(test, backpressure_loom))]
+    pub(crate) fn stopped() -> Self {
+        Self(Source::Stopped)
+    }
+
     /// Nanoseconds since this clock was made. Time before that reads as 0.
     #[inline]
     #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
@@ -54,6 +62,8 @@ impl Clock {
             }
             #[cfg(feature = "quanta")]
             Source::Tsc { clock, started } => clock.delta_as_nanos(*started, clock.raw()),
+            #[cfg(all(test, backpressure_loom))]
+            Source::Stopped => 0,
         }
     }
 

@@ -116,7 +116,12 @@ impl<E> WfqLayer<E> {
     /// A queue with these weights and bounds, for everything that is made from this value. `extract` is an
     /// [`ExtractTenant`], such as a `|request: &Request| Some(request.customer)`.
     pub fn new(config: WfqConfig, extract: E) -> Self {
-        let gate = FairGate::new(config.weights, config.default_weight, config.max_tenants);
+        let gate = FairGate::new(
+            config.weights,
+            config.default_weight,
+            config.max_tenants,
+            config.clock,
+        );
         gate.bounds.set_max_waiting(config.max_waiting);
         gate.bounds.set_max_wait(config.max_wait);
         gate.set_max_waiting_per_tenant(config.max_waiting_per_tenant);

@@ -149,6 +149,7 @@ impl FairGate {
         weights: impl IntoIterator<Item = (String, u32)>,
         default_weight: u32,
         max_tenants: usize,
+        clock: Clock,
     ) -> Self {
         let fingerprints = Fingerprints::new();
         let weights = (weights.into_iter())
@@ -166,7 +167,7 @@ impl FairGate {
                 refused: 0,
             }),
             fingerprints,
-            clock: Clock::default(),
+            clock,
             bounds: Bounds::new("wfq"),
             max_waiting_per_tenant: AtomicUsize::new(50),
         }

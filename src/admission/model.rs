@@ -18,7 +18,18 @@ pub(super) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static
 }
 
 /// Blocks a model's thread until it is woken; a lost wakeup is a deadlock, which loom reports.
-struct Parked(Notify);
+pub(super) struct Parked(Notify);
+
+impl Parked {
+    pub(super) fn new() -> (Arc<Self>, Waker) {
+        let parked = Arc::new(Self(Notify::new()));
+        (Arc::clone(&parked), Waker::from(parked))
+    }
+
+    pub(super) fn wait(&self) {
+        self.0.wait();
+    }
+}
 
 impl Wake for Parked {
     fn wake(self: Arc<Self>) {
@@ -31,15 +42,14 @@ pub(super) fn acquire<L: Limiter>(limiter: &L, ask: L::Ask) {
     if limiter.try_admit(ask) {
         return;
     }
-    let parked = Arc::new(Parked(Notify::new()));
-    let waker = Waker::from(Arc::clone(&parked));
+    let (parked, waker) = Parked::new();
     let ticket = match limiter.enter(ask, waker.clone()) {
         Entered::Admitted => return,
         Entered::Refused(_) => panic!("the queue is long enough"),
         Entered::Waiting(ticket, _) => ticket,
     };
     loop {
-        parked.0.wait();
+        parked.wait();
         if limiter.redeem(&ticket, &waker).is_ok() {
             return;
         }

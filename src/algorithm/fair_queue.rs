@@ -418,7 +418,9 @@ impl<T> FairQueue<T> {
 
     /// The service has ended: what it really took is charged, and is the better known for the next.
     pub(crate) fn finish(&mut self, charge: Charge, now: u64) -> u64 {
+        // Nothing is free: else weights would mean nothing where requests take no time that can be measured.
         let took = charge.begun.map_or(0, |begun| now.saturating_sub(begun));
+        let took = took.max(1);
         let used = took.saturating_mul(charge.cost.get().into());
         let tenant = &mut self.tenants[charge.tenant as usize];
         learn(&mut tenant.estimate, took);
@@ -494,7 +496,7 @@ impl<T> FairQueue<T> {
             0 => self.estimate,
             known => known,
         };
-        let paid = estimate.saturating_mul(cost.get().into()).max(1);
+        let paid = estimate.max(1).saturating_mul(cost.get().into());
         let charge = Charge {
             tenant: id,
             cost,
@@ -692,11 +694,10 @@ fn backlog(waiting: u32, price: u64) -> u64 {
     u64::from(waiting) * (price >> 12) // fits: 2^32 of them, at 2^28 each
 }
 
-/// An average in which older service times count less and less. Never 0, which is unknown.
+/// An average in which older service times count less and less. It is 0 while none is known; none is 0.
 fn learn(estimate: &mut u64, took: u64) {
     *estimate = match *estimate {
         0 => took,
         known => known - known / NEWS + took / NEWS,
-    }
-    .max(1);
+    };
 }

@@ -2,7 +2,10 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use crate::admission::fair_gate::{check_name, check_weight};
+use crate::{
+    Clock,
+    admission::fair_gate::{check_name, check_weight},
+};
 
 /// Weights and bounds of a [`WfqLayer`](super::WfqLayer).
 ///
@@ -25,6 +28,7 @@ pub struct WfqConfig {
     pub(super) max_wait: Option<Duration>,
     pub(super) max_tenants: usize,
     pub(super) max_in_flight_per_tenant: Option<NonZeroU32>,
+    pub(super) clock: Clock,
 }
 
 impl Default for WfqConfig {
@@ -39,6 +43,7 @@ impl Default for WfqConfig {
             max_wait: None,
             max_tenants: 10_000,
             max_in_flight_per_tenant: None,
+            clock: Clock::default(),
         }
     }
 }
@@ -108,6 +113,12 @@ impl WfqConfig {
             panic!("WfqConfig::max_in_flight_per_tenant(0): it must be at least 1")
         };
         self.max_in_flight_per_tenant = Some(max);
+        self
+    }
+
+    /// Another clock, such as `Clock::tsc()`: each request looks at it twice.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
         self
     }
 }

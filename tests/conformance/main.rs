@@ -2,11 +2,14 @@
 
 mod adaptive;
 mod aimd;
+#[path = "../support/fairness.rs"]
+mod fairness;
 mod gradient2;
 mod netflix_vegas;
 #[path = "../support/simulation.rs"]
 mod simulation;
 mod vegas;
+mod wfq;
 mod windowed;
 
 use std::time::Duration;
@@ -14,6 +17,11 @@ use std::time::Duration;
 use tower_backpressure::adaptive_concurrency::{
     Aimd, Bounds, Gradient2, Limit, Outcome, Sample, Vegas, Windowed,
 };
+
+#[allow(clippy::disallowed_methods, reason = "a test looks from outside")]
+fn now() -> tokio::time::Instant {
+    tokio::time::Instant::now()
+}
 
 /// Feeds one successful sample; gives the limit after it.
 fn feed(law: &mut impl Limit, rtt_ms: f64, in_flight: usize) -> usize {

@@ -217,6 +217,14 @@ where
     Box::pin(service.clone().oneshot(7))
 }
 
+/// A future that can be sent anywhere, whatever is in it.
+pub fn boxed<F>(future: F) -> Pin<Box<dyn Future<Output = F::Output> + Send>>
+where
+    F: Future + Send + 'static,
+{
+    Box::pin(future)
+}
+
 /// Polls by hand until it is done: for what depends on nobody else.
 pub fn finish<F: Future + Unpin>(mut future: F) -> F::Output {
     for _ in 0..1000 {

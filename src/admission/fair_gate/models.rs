@@ -1,1 +1,165 @@
+//! Loom models of the turn: every interleaving of a few requests. A turn that is lost is a deadlock, which
+//! loom reports.
 
+use loom::thread;
+
+use super::*;
+use crate::{
+    admission::{
+        claim::Limiter,
+        gate::Gate,
+        model::{self, Parked},
+    },
+    sync::Arc,
+};
+
+/// A fair gate, and one seat inside it.
+#[derive(Clone)]
+struct Stack {
+    fair: Arc<FairGate>,
+    seat: Arc<Gate>,
+}
+
+impl Stack {
+    fn new() -> Self {
+        let fair = FairGate::new([], 1, 10, Clock::stopped());
+        Self {
+            fair: Arc::new(fair),
+            seat: Arc::new(Gate::new("seat", 1).expect("one seat")),
+        }
+    }
+
+    /// One whole request, as `Wfq` makes it. Says whether it was sent.
+    fn request(&self, tenant: &str, gives_up: GivesUp) -> bool {
+        let (arrival, charge) = self.fair.arrive(Some(tenant), NonZeroU32::MIN);
+        if let Some(charge) = charge {
+            if self.seat.try_admit(()) {
+                self.run(charge);
+                return true;
+            }
+            self.fair.take_back(charge);
+        }
+        let (parked, waker) = Parked::new();
+        let Ok(ticket) = self.fair.enqueue(arrival, waker.clone()) else {
+            self.fair.depart(arrival.tenant);
+            return false;
+        };
+        if gives_up == GivesUp::WhileItWaits {
+            self.fair.leave(arrival, &ticket);
+            return false;
+        }
+        loop {
+            match self.fair.look(arrival, &ticket, &waker) {
+                Look::Turn => {}
+                Look::Wait(_) => {
+                    parked.wait();
+                    continue;
+                }
+                Look::Evicted(_) => {
+                    self.fair.leave(arrival, &ticket);
+                    return false;
+                }
+            }
+            if gives_up == GivesUp::WithTheTurn {
+                self.fair.leave(arrival, &ticket);
+                return false;
+            }
+            model::acquire(&*self.seat, ());
+            match self.fair.begin(&ticket) {
+                Begun::Yes(charge, _) => {
+                    self.run(charge);
+                    return true;
+                }
+                Begun::No => self.seat.give_back(()),
+            }
+        }
+    }
+
+    fn run(&self, charge: Charge) {
+        self.seat.complete();
+        self.fair.end(charge, End::Served);
+    }
+
+    /// Nobody is left, nobody has the turn, and the next request need not wait.
+    fn assert_empty(&self, served: u64) {
+        let snapshot = self.fair.snapshot();
+        assert_eq!((snapshot.waiting, snapshot.running), (0, 0));
+        assert_eq!(snapshot.served, served);
+        assert!(lock(&self.fair.state).turns.is_empty());
+        assert_eq!(self.seat.snapshot().in_flight, 0);
+        let (arrival, charge) = self.fair.arrive(None, NonZeroU32::MIN);
+        self.fair.take_back(charge.expect("nobody is in the way"));
+        self.fair.depart(arrival.tenant);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum GivesUp {
+    Never,
+    WhileItWaits,
+    WithTheTurn,
+}
+use GivesUp::*;
+
+/// Each in a thread of its own, and the last in this one.
+fn check(requests: &'static [(&'static str, GivesUp)], prepare: fn(&Stack)) {
+    model::check(2, move || {
+        let stack = Stack::new();
+        prepare(&stack);
+        let (last, others) = requests.split_last().expect("some requests");
+        let threads: Vec<_> = (others.iter())
+            .map(|&(tenant, gives_up)| {
+                let stack = stack.clone();
+                thread::spawn(move || stack.request(tenant, gives_up))
+            })
+            .collect();
+        let mut served = u64::from(stack.request(last.0, last.1));
+        for thread in threads {
+            served += u64::from(thread.join().expect("no panic"));
+        }
+        let all = requests.iter().all(|(_, gives_up)| *gives_up == Never);
+        assert!(!all || served == requests.len() as u64);
+        stack.assert_empty(served);
+    });
+}
+
+#[test]
+fn the_turn_is_passed_on_to_all_who_wait() {
+    check(&[("a", Never), ("b", Never), ("a", Never)], |_| {});
+}
+
+#[test]
+fn one_that_leaves_while_it_is_given_the_turn_passes_it_on() {
+    check(&[("a", Never), ("b", WhileItWaits), ("a", Never)], |_| {});
+}
+
+#[test]
+fn one_that_leaves_with_the_turn_passes_it_on() {
+    check(&[("a", Never), ("b", WithTheTurn), ("c", Never)], |_| {});
+}
+
+#[test]
+fn one_that_was_held_back_by_its_tenants_own_is_let_in_after_it() {
+    check(&[("a", Never), ("a", Never), ("b", Never)], |stack| {
+        stack.seat.set_limit(3).expect("seats for all");
+        stack
+            .fair
+            .set_max_in_flight_per_tenant(Some(NonZeroU32::MIN));
+    });
+}
+
+#[test]
+fn one_that_finds_no_room_leaves_nothing_behind() {
+    model::check(2, || {
+        let stack = Stack::new();
+        stack.fair.bounds.set_max_waiting(1);
+        let other = stack.clone();
+        let thread = thread::spawn(move || u64::from(other.request("a", Never)));
+        let third = stack.clone();
+        let third = thread::spawn(move || u64::from(third.request("b", Never)));
+        let mut served = u64::from(stack.request("c", Never));
+        served += thread.join().expect("no panic") + third.join().expect("no panic");
+        assert!(served >= 1);
+        stack.assert_empty(served);
+    });
+}

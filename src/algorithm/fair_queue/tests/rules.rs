@@ -140,7 +140,7 @@ fn who_asked_for_little_has_no_claim_either() {
             .collect();
         now += 1_000_000;
         many.into_iter()
-            .for_each(|charge| drop(queue.finish(charge, now)));
+            .for_each(|charge| assert_eq!(queue.finish(charge, now), 1_000_000));
         let next = queue.begin_at_once(1, ONE_COST, now);
         queue.finish(mem::replace(&mut little, next), now);
     }
@@ -336,7 +336,8 @@ fn what_a_cap_held_back_is_no_claim() {
 #[test]
 fn room_is_made_by_the_one_with_most_for_its_weight() {
     // (weight, waiting) of each, whose newcomer it is, and whose last request goes.
-    let table: [(&[(u32, u32)], u32, Option<u32>); 6] = [
+    type Row = (&'static [(u32, u32)], u32, Option<u32>);
+    let table: [Row; 6] = [
         (&[(1, 10), (1, 3), (1, 0)], 2, Some(0)),
         (&[(10, 10), (1, 3), (1, 0)], 2, Some(1)),
         (&[(10, 10), (1, 3), (1, 0)], 1, None),
@@ -480,7 +481,7 @@ enum Step {
     Push { tenant: u32, cost: u32 },
     Next,
     Begin(usize),
-    PutBack(usize),
+    PutBack,
     Withdraw(usize),
     Finish(usize),
     Refund(usize),
@@ -496,7 +497,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0_u32..4, 1_u32..4).prop_map(|(tenant, cost)| Step::Push { tenant, cost }),
         8 => Just(Step::Next),
         6 => any_of.clone().prop_map(Step::Begin),
-        2 => any_of.clone().prop_map(Step::PutBack),
+        2 => Just(Step::PutBack),
         1 => any_of.clone().prop_map(Step::Withdraw),
         4 => any_of.clone().prop_map(Step::Finish),
         1 => any_of.clone().prop_map(Step::Refund),
@@ -532,7 +533,7 @@ proptest! {
                     running.push(charge);
                 },
                 // One that has the turn is put back before a later one of its tenant's is next.
-                Step::PutBack(_) => if let Some((ticket, charge)) = turns.pop() {
+                Step::PutBack => if let Some((ticket, charge)) = turns.pop() {
                     queue.put_back(&ticket, charge);
                     waiting.push(ticket);
                 },
