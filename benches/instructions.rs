@@ -1,17 +1,21 @@
 //! Instructions per request, counted by callgrind: the same on every run, whatever else the machine
 //! does. `cargo bench --bench instructions` (needs `valgrind` on the PATH; says so where it is not).
 //!
-//! The program runs itself under callgrind for 1 000 and for 2 000 requests; the difference is what
-//! 1 000 requests cost, without start and end.
+//! The program runs itself under callgrind for 10 000 and for 20 000 requests; the difference is what
+//! 10 000 requests cost, without start and end.
 
 mod common;
+#[allow(dead_code, reason = "a part of it is used")]
+#[path = "common/fair.rs"]
+mod fair;
 
 use std::{env, process::Command};
 
 use common::{Ready, TokioClock, drive, governor_quota, noop, rate};
+use fair::Fair;
 use tower::{Layer, Service};
 
-const REQUESTS: u64 = 1_000;
+const REQUESTS: u64 = 10_000;
 
 type Row = (&'static str, &'static str, fn(u64));
 
@@ -77,7 +81,32 @@ const ROWS: &[Row] = &[
         let governor = governor::RateLimiter::direct_with_clock(governor_quota(), TokioClock);
         (0..n).for_each(|_| assert!(governor.check().is_ok()));
     }),
+    ("wfq", "tower-backpressure", |n| {
+        let config = tower_backpressure::WfqConfig::default();
+        let tenant = |_: &u64| Some("tenant");
+        let mut service = tower_backpressure::WfqLayer::new(config, tenant).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("fair_queue_10", "tower-backpressure", |n| dispatch(10, n)),
+    ("fair_queue_1000", "tower-backpressure", |n| {
+        dispatch(1000, n)
+    }),
+    ("fair_queue_100000", "tower-backpressure", |n| {
+        dispatch(100_000, n)
+    }),
+    ("fair_queue_1000_to_the_end", "tower-backpressure", |n| {
+        let mut fair = Fair::new(1000);
+        (0..n).for_each(|_| fair.request());
+    }),
 ];
+
+/// So many are enqueued and dispatched.
+fn dispatch(tenants: u32, n: u64) {
+    let mut fair = Fair::new(tenants);
+    for _ in 0..n {
+        let _ = fair.enqueue_and_dispatch();
+    }
+}
 
 fn main() {
     let args: Vec<String> = env::args().collect();

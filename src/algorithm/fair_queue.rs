@@ -39,6 +39,7 @@
 //! queue is O(1).
 
 #[cfg(all(test, not(backpressure_loom)))]
+#[path = "fair_queue/tests/mod.rs"] // said, because the benches take this file in by its path
 mod tests;
 
 use std::{cmp::Reverse, mem, num::NonZeroU32};
@@ -48,14 +49,20 @@ use super::heap::Heap;
 /// A nanosecond of service at weight 1, as a tag.
 const ONE: u64 = 1 << 40;
 
+/// In the order of who is next, tags count in steps of so many bits, from some tag on: keys of 64 bits take half
+/// the time to compare, and half the memory. A step is 15 picoseconds of a nanosecond, and 2^64 of them are 78
+/// hours of one seat. What is further ahead than that is last, in no order.
+const STEP: u32 = 24;
+
 /// Largest weight: at this one a tag still moves by thousands for each nanosecond.
 pub(crate) const MAX_WEIGHT: u32 = 10_000;
 
 /// How much of its last service time goes into a tenant's estimate: one fifth.
 const NEWS: u64 = 5;
 
-/// So many tenants at most are looked at again for what their requests are over by, for each dispatch.
-const LOOKS: usize = 8;
+/// So many tenants at most are looked at again when the next is looked for: what their requests are over by
+/// changes with time.
+const LOOKS: usize = 32;
 
 const NIL: u32 = u32::MAX;
 
@@ -70,14 +77,17 @@ pub(crate) struct FairQueue<T> {
     /// Ends of the list of all waiters, in the order of arrival.
     oldest: u32,
     newest: u32,
-    /// Tenants whose head may be dispatched.
-    ready: Heap<Start>,
-    /// Tenants with waiters; on top the one with the most for its weight.
+    /// Tenants whose head may be next, by start tag or less: what a tag has risen by since is counted when its
+    /// tenant is on top.
+    ready: Heap<u64>,
+    /// Tenants by how many waiters they have for their weight, or more: they are counted anew when their tenant
+    /// is on top.
     backlogs: Heap<Reverse<u64>>,
     virtual_time: u128,
-    /// No tag is above it.
+    /// The tag whose key is 0.
+    origin: u128,
+    /// No tag of a tenant that has nothing running is above it, or above virtual time.
     latest: u128,
-    dispatched: u64,
     waiters: u64,
     waiting: usize,
     running: usize,
@@ -89,34 +99,9 @@ pub(crate) struct FairQueue<T> {
     max_running: u32,
 }
 
-/// A start tag, and when its tenant was last served: of two that are equal, whoever was served longer ago
-/// is next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Start {
-    // As two halves, because a u128 is aligned to 16 bytes and makes an entry of the heap half as large again.
-    high: u64,
-    low: u64,
-    last_served: u64,
-}
-
-impl Start {
-    fn new(tag: u128, last_served: u64) -> Self {
-        Self {
-            high: (tag >> 64) as u64,
-            low: tag as u64,
-            last_served,
-        }
-    }
-
-    fn tag(self) -> u128 {
-        u128::from(self.high) << 64 | u128::from(self.low)
-    }
-}
-
 #[derive(Debug)]
 struct Tenant {
     tag: u128,
-    last_served: u64,
     weight: u32,
     /// What a nanosecond costs it.
     price: u64,
@@ -125,6 +110,8 @@ struct Tenant {
     head: u32,
     tail: u32,
     waiting: u32,
+    /// As how many they are counted among the backlogs: no fewer.
+    counted: u32,
     running: u32,
     begun: Begun,
 }
@@ -212,8 +199,8 @@ impl<T> FairQueue<T> {
             ready: Heap::new(),
             backlogs: Heap::new(),
             virtual_time: 0,
+            origin: 0,
             latest: 0,
-            dispatched: 0,
             waiters: 0,
             waiting: 0,
             running: 0,
@@ -229,13 +216,13 @@ impl<T> FairQueue<T> {
     pub(crate) fn add_tenant(&mut self, weight: u32) -> u32 {
         let tenant = Tenant {
             tag: 0,
-            last_served: 0,
             weight,
             price: price(weight),
             estimate: 0,
             head: NIL,
             tail: NIL,
             waiting: 0,
+            counted: 0,
             running: 0,
             begun: Begun::default(),
         };
@@ -254,6 +241,7 @@ impl<T> FairQueue<T> {
         let idle = &self.tenants[tenant as usize];
         let lossless = idle.waiting == 0 && idle.running == 0 && idle.tag <= self.virtual_time;
         if lossless {
+            self.recount_backlog(tenant);
             self.free_tenants.push(tenant);
         }
         lossless
@@ -267,7 +255,7 @@ impl<T> FairQueue<T> {
             self.weight_waiting += u64::from(weight);
         }
         (tenant.weight, tenant.price) = (weight, price(weight));
-        self.note_backlog(id);
+        self.recount_backlog(id);
     }
 
     /// No tenant has more than that running from now on.
@@ -325,6 +313,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Lets a request wait, behind its tenant's others.
+    #[inline]
     pub(crate) fn push(&mut self, id: u32, cost: NonZeroU32, now: u64, with: T) -> Ticket {
         self.waiters += 1;
         let number = self.waiters;
@@ -353,19 +342,28 @@ impl<T> FairQueue<T> {
         self.note_waiter(id);
         if previous == NIL {
             self.catch_up(id);
-            self.reorder(id);
+            if self.may_run(id) {
+                self.ready
+                    .insert(id, self.key(self.tenants[id as usize].tag));
+            }
         }
         Ticket { number, slot }
     }
 
     /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
+    #[inline]
     pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
         let (id, _) = self.fairest(now)?;
         let slot = self.tenants[id as usize].head;
-        self.unlink(slot);
-        let &Waiter { cost, number, .. } = self.waiter(slot);
+        let &Waiter {
+            number, cost, next, ..
+        } = self.waiter(slot);
+        self.unlink(id, NIL, next);
         let charge = self.charge(id, cost);
-        self.reorder(id);
+        match self.is_ready(id) {
+            true => (self.ready).set_top(self.key(self.tenants[id as usize].tag)),
+            false => self.ready.remove_top(),
+        }
         Some((Ticket { number, slot }, charge))
     }
 
@@ -374,7 +372,9 @@ impl<T> FairQueue<T> {
         let Some((_, top)) = self.fairest(now) else {
             return false;
         };
-        top.tag() < self.start_of_turn(charge, now)
+        let tag = self.tenants[charge.tenant as usize].tag;
+        let start = tag.saturating_sub(charge.amount());
+        top < self.key(start.saturating_add(self.overrun(charge.tenant, now)))
     }
 
     /// Lets a request whose turn it was wait again, ahead of its tenant's others.
@@ -388,7 +388,7 @@ impl<T> FairQueue<T> {
         }
         self.tenants[id as usize].head = ticket.slot;
         self.note_waiter(id);
-        self.refund(charge);
+        self.settle(charge, 0);
     }
 
     /// Takes out a request whose turn it was, and charges nothing for it.
@@ -399,18 +399,20 @@ impl<T> FairQueue<T> {
     }
 
     /// The service begins of a request whose turn it is. Says since when it has waited.
+    #[inline]
     pub(crate) fn begin(&mut self, ticket: &Ticket, charge: &mut Charge, now: u64) -> (u64, T) {
-        let start = self.start_of_turn(charge, now);
-        self.virtual_time = self.virtual_time.max(start);
         let waiter = self.vacate(ticket.slot);
-        self.note_begin(charge, now);
+        let start = self.note_begin(charge, now);
+        if start > self.virtual_time {
+            self.set_virtual_time(start);
+        }
         (waiter.since, waiter.with)
     }
 
     /// The service begins of a request that need not wait: as if it had been pushed, and been next.
     pub(crate) fn begin_at_once(&mut self, id: u32, cost: NonZeroU32, now: u64) -> Charge {
         self.catch_up(id);
-        self.virtual_time = self.tenants[id as usize].tag;
+        self.set_virtual_time(self.tenants[id as usize].tag);
         let mut charge = self.charge(id, cost);
         self.note_begin(&mut charge, now);
         charge
@@ -431,6 +433,9 @@ impl<T> FairQueue<T> {
 
     /// The request was not served after all: its tenant is charged nothing, and nothing is learned.
     pub(crate) fn refund(&mut self, charge: Charge) {
+        let tag = &mut self.tenants[charge.tenant as usize].tag;
+        // But for the smallest step there is: of two that are equal, it was its turn and is the other's.
+        *tag = tag.saturating_add(1 << STEP);
         self.settle(charge, 0);
     }
 
@@ -450,7 +455,7 @@ impl<T> FairQueue<T> {
     /// Makes room for a newcomer of this tenant: takes out the last request of the tenant that has the
     /// most waiting for its weight. Nothing, if that is the newcomer's own.
     pub(crate) fn make_room(&mut self, newcomer: u32) -> Option<(u32, T)> {
-        let (hog, Reverse(most)) = self.backlogs.top()?;
+        let (hog, most) = self.largest_backlog()?;
         let own = &self.tenants[newcomer as usize];
         if hog == newcomer || backlog(own.waiting + 1, own.price) >= most {
             return None;
@@ -459,26 +464,51 @@ impl<T> FairQueue<T> {
         Some((hog, evicted.with))
     }
 
-    /// The tenant that is next, and its start tag. What requests are over by is counted here.
-    fn fairest(&mut self, now: u64) -> Option<(u32, Start)> {
+    /// The tenant with the most waiters for its weight.
+    fn largest_backlog(&mut self) -> Option<(u32, u64)> {
+        loop {
+            let (id, Reverse(backlog)) = self.backlogs.top()?;
+            let tenant = &self.tenants[id as usize];
+            if tenant.waiting == tenant.counted {
+                return Some((id, backlog));
+            }
+            self.recount_backlog(id);
+        }
+    }
+
+    fn recount_backlog(&mut self, id: u32) {
+        let tenant = &mut self.tenants[id as usize];
+        tenant.counted = tenant.waiting;
+        match tenant.waiting {
+            0 => self.backlogs.remove(id),
+            waiting => (self.backlogs).set(id, Reverse(backlog(waiting, tenant.price))),
+        }
+    }
+
+    /// The tenant that is next, and the key of its start tag.
+    fn fairest(&mut self, now: u64) -> Option<(u32, u64)> {
         for _ in 0..LOOKS {
             let (id, known) = self.ready.top()?;
-            let start = self.start(id, self.overrun(id, now));
+            let tag = self.tenants[id as usize].tag;
+            let start = self.key(tag.saturating_add(self.overrun(id, now)));
             if start <= known {
-                break;
+                return Some((id, known));
             }
             self.ready.set(id, start);
         }
         self.ready.top()
     }
 
-    fn note_begin(&mut self, charge: &mut Charge, now: u64) {
+    /// Says at which tag it begins.
+    fn note_begin(&mut self, charge: &mut Charge, now: u64) -> u128 {
         charge.begun = Some(now);
-        let begun = &mut self.tenants[charge.tenant as usize].begun;
+        let tenant = &mut self.tenants[charge.tenant as usize];
+        let begun = &mut tenant.begun;
         let cost = u64::from(charge.cost.get());
         begun.cost += cost;
         begun.since += u128::from(cost) * u128::from(now);
         begun.paid += u128::from(charge.paid);
+        tenant.tag.saturating_sub(charge.amount())
     }
 
     /// A tenant that did not compete begins where the others are.
@@ -489,7 +519,6 @@ impl<T> FairQueue<T> {
 
     /// Charges for a request whose turn it is.
     fn charge(&mut self, id: u32, cost: NonZeroU32) -> Charge {
-        self.dispatched += 1;
         self.running += 1;
         let tenant = &mut self.tenants[id as usize];
         let estimate = match tenant.estimate {
@@ -505,9 +534,7 @@ impl<T> FairQueue<T> {
             begun: None,
         };
         tenant.tag = tenant.tag.saturating_add(charge.amount());
-        tenant.last_served = self.dispatched;
         tenant.running += 1;
-        self.latest = self.latest.max(tenant.tag);
         charge
     }
 
@@ -515,9 +542,10 @@ impl<T> FairQueue<T> {
     fn settle(&mut self, charge: Charge, used: u64) {
         let tenant = &mut self.tenants[charge.tenant as usize];
         let difference = u128::from(used.abs_diff(charge.paid)) * u128::from(charge.price);
-        tenant.tag = match used >= charge.paid {
-            true => tenant.tag.saturating_add(difference),
-            false => tenant.tag.saturating_sub(difference),
+        let less = used < charge.paid;
+        tenant.tag = match less {
+            true => tenant.tag.saturating_sub(difference),
+            false => tenant.tag.saturating_add(difference),
         };
         self.latest = self.latest.max(tenant.tag);
         if let Some(since) = charge.begun {
@@ -533,57 +561,45 @@ impl<T> FairQueue<T> {
         if was_held_back {
             self.catch_up(charge.tenant);
         }
-        self.reorder(charge.tenant);
+        if less || was_held_back {
+            self.reorder(charge.tenant);
+        }
     }
 
     /// By how much the tenant's running requests, taken together, are over what was charged for them.
     fn overrun(&self, id: u32, now: u64) -> u128 {
         let tenant = &self.tenants[id as usize];
         let begun = &tenant.begun;
+        if begun.cost == 0 {
+            return 0;
+        }
         let used = (u128::from(begun.cost) * u128::from(now)).saturating_sub(begun.since);
-        let over = used.saturating_sub(begun.paid);
-        over.saturating_mul(tenant.price.into())
-    }
-
-    /// The start tag of the tenant's head.
-    fn start(&self, id: u32, overrun: u128) -> Start {
-        let tenant = &self.tenants[id as usize];
-        Start::new(tenant.tag.saturating_add(overrun), tenant.last_served)
-    }
-
-    /// The start tag of a request whose turn it is, by what is known by now.
-    fn start_of_turn(&self, charge: &Charge, now: u64) -> u128 {
-        let tag = self.tenants[charge.tenant as usize].tag;
-        let uncharged = tag.saturating_sub(charge.amount());
-        uncharged.saturating_add(self.overrun(charge.tenant, now))
+        let over = u64::try_from(used.saturating_sub(begun.paid)).unwrap_or(u64::MAX);
+        u128::from(over) * u128::from(tenant.price)
     }
 
     /// Puts the tenant where it belongs among those that may be next, after its head, its tag or the
     /// number of its running requests has changed.
     fn reorder(&mut self, id: u32) {
-        let tenant = &self.tenants[id as usize];
-        if tenant.head != NIL && tenant.running < self.max_running {
-            let start = self.start(id, 0);
-            self.ready.set(id, start);
-        } else {
-            self.ready.remove(id);
+        if !self.is_ready(id) {
+            return self.ready.remove(id);
+        }
+        let key = self.key(self.tenants[id as usize].tag);
+        if self.ready.key(id).is_none_or(|known| known > key) {
+            self.ready.set(id, key);
         }
     }
 
-    fn note_backlog(&mut self, id: u32) {
+    /// Whether the tenant has a request that may be next.
+    fn is_ready(&self, id: u32) -> bool {
         let tenant = &self.tenants[id as usize];
-        match tenant.waiting {
-            0 => self.backlogs.remove(id),
-            waiting => self
-                .backlogs
-                .set(id, Reverse(backlog(waiting, tenant.price))),
-        }
+        tenant.head != NIL && tenant.running < self.max_running
     }
 
     /// Takes a waiter out that is not served.
     fn remove(&mut self, slot: u32) -> Waiter<T> {
-        self.unlink(slot);
         let waiter = self.vacate(slot);
+        self.unlink(waiter.tenant, waiter.previous, waiter.next);
         if waiter.previous == NIL {
             self.reorder(waiter.tenant);
         }
@@ -599,22 +615,50 @@ impl<T> FairQueue<T> {
         if tenant.waiting == 1 {
             self.weight_waiting += u64::from(tenant.weight);
         }
-        self.note_backlog(id);
+        if tenant.waiting > tenant.counted {
+            // Ahead of time, so that it need not be done for each.
+            tenant.counted = tenant.waiting.saturating_mul(2);
+            let backlog = backlog(tenant.counted, tenant.price);
+            self.backlogs.set(id, Reverse(backlog));
+        }
     }
 
     fn note_idle(&mut self) {
         if self.running == 0 && self.waiting == 0 {
-            self.virtual_time = self.latest;
+            self.set_virtual_time(self.latest.max(self.virtual_time));
         }
+    }
+
+    fn set_virtual_time(&mut self, tag: u128) {
+        self.virtual_time = tag;
+        if (tag - self.origin) >> (STEP + 63) > 0 {
+            self.move_origin();
+        }
+    }
+
+    /// Counts steps from virtual time on. Tags that are behind it are as good as equal to it by now.
+    #[cold]
+    fn move_origin(&mut self) {
+        self.origin = self.virtual_time;
+        let mut ready = mem::replace(&mut self.ready, Heap::new());
+        ready.rekey(|id| self.key(self.tenants[id as usize].tag));
+        self.ready = ready;
+    }
+
+    /// The steps of a tag.
+    fn key(&self, tag: u128) -> u64 {
+        let steps = tag.saturating_sub(self.origin) >> STEP;
+        u64::try_from(steps).unwrap_or(u64::MAX)
     }
 
     fn fill(&mut self, waiter: Waiter<T>) -> u32 {
         let slot = self.free;
         match self.slots.get_mut(slot as usize) {
             Some(free) => {
-                let Slot::Free { next } = mem::replace(free, Slot::Taken(waiter)) else {
+                let Slot::Free { next } = *free else {
                     unreachable!("the free list holds free slots only")
                 };
+                *free = Slot::Taken(waiter);
                 self.free = next;
                 slot
             }
@@ -626,29 +670,27 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Takes a waiter out of its tenant's list: it no longer waits. The tenant may have to be reordered.
-    fn unlink(&mut self, slot: u32) {
-        let &Waiter {
-            tenant: id,
-            previous,
-            next,
-            ..
-        } = self.waiter(slot);
-        match previous {
-            NIL => self.tenants[id as usize].head = next,
-            previous => self.waiter_mut(previous).next = next,
+    /// Takes a waiter out of its tenant's list, from between these two: it no longer waits. The tenant may
+    /// have to be reordered.
+    fn unlink(&mut self, id: u32, previous: u32, next: u32) {
+        let tenant = &mut self.tenants[id as usize];
+        if previous == NIL {
+            tenant.head = next;
         }
-        match next {
-            NIL => self.tenants[id as usize].tail = previous,
-            next => self.waiter_mut(next).previous = previous,
+        if next == NIL {
+            tenant.tail = previous;
         }
         self.waiting -= 1;
-        let tenant = &mut self.tenants[id as usize];
         tenant.waiting -= 1;
         if tenant.waiting == 0 {
             self.weight_waiting -= u64::from(tenant.weight);
         }
-        self.note_backlog(id);
+        if previous != NIL {
+            self.waiter_mut(previous).next = next;
+        }
+        if next != NIL {
+            self.waiter_mut(next).previous = previous;
+        }
     }
 
     /// Takes one that does not wait any more out of the list of all, and empties its slot.

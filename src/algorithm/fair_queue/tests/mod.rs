@@ -1,6 +1,6 @@
 //! The scheduler in front of a simulated server with some seats, of which a request takes one or more.
 
-#[path = "../../../tests/support/fairness.rs"]
+#[path = "../../../../tests/support/fairness.rs"]
 mod fairness;
 
 mod bounds;
@@ -198,6 +198,7 @@ fn what_is_expected_is_max_min_fair() {
 fn every_scenario_is_fair() {
     for scenario in SCENARIOS {
         for (part, seats) in run(scenario).into_iter().enumerate() {
+            println!("{} {seats:?}", scenario.name);
             for (client, (seats, fair)) in seats.iter().zip(fair_shares(scenario, part)).enumerate()
             {
                 let off = (seats / fair - 1.0).abs();
