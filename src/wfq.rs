@@ -78,6 +78,8 @@
 mod config;
 mod extract;
 mod response;
+#[cfg(feature = "spiffe")]
+mod spiffe;
 
 use std::{
     fmt, mem,
@@ -90,6 +92,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use self::response::{Place, Running};
+#[cfg(feature = "spiffe")]
+pub use self::spiffe::{FromSpiffe, spiffe_id};
 pub use self::{
     config::WfqConfig,
     extract::{

@@ -9,7 +9,8 @@ use crate::sync::Arc;
 /// Finds out whose request it is, and what it costs.
 ///
 /// Any `Fn(&Request) -> Option<impl Into<Cow<'static, str>>>` is one: `|request: &MyRequest| …`, with the type
-/// written out. For HTTP there are [`FromExtension`], [`from_head`] and [`FromHeader`].
+/// written out. For HTTP there are [`FromExtension`], [`from_head`] and [`FromHeader`]; and
+/// `FromSpiffe`, with the feature `spiffe`.
 ///
 /// `None`, an empty name, and one of more than 256 bytes are the one anonymous tenant that all such requests
 /// share.
