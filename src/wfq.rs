@@ -104,7 +104,10 @@ pub use self::{
 pub use crate::admission::fair_gate::{Snapshot, Tenant, TenantSnapshot};
 use crate::{
     BoxError, ConfigError, Waited,
-    admission::{fair_gate::FairGate, shed},
+    admission::{
+        fair_gate::{Arrived, End, FairGate},
+        shed,
+    },
     sync::Arc,
 };
 
@@ -213,25 +216,27 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         let WfqLayer { gate, extract } = &self.fair;
         let cost = extract.cost(&request);
-        let (arrival, charge) = gate.arrive(extract.tenant(&request).as_deref(), cost);
-        if let Some(charge) = charge {
+        let mut arrived = gate.arrive(extract.tenant(&request).as_deref(), cost);
+        if let Arrived::Begins(arrival, charge) = arrived {
             let running = Running::new(Arc::clone(gate), charge);
             match shed::try_now(|cx| self.inner.poll_ready(cx)) {
                 Poll::Ready(Ok(())) => {
-                    let waited = Waited::NONE;
-                    let future = waited.around(|| self.inner.call(request));
+                    let future = Waited::NONE.around(|| self.inner.call(request));
                     return WfqResponseFuture::called(future, running);
                 }
                 Poll::Ready(Err(error)) => {
-                    running.take_back();
-                    drop(Place::new(Arc::clone(gate), arrival));
+                    running.end(End::NotSent);
                     self.inner = self.inner.clone(); // what it may have reserved goes with it
                     return WfqResponseFuture::failed(error.into());
                 }
-                Poll::Pending => running.take_back(),
+                Poll::Pending => arrived = running.take_back(arrival),
             }
         }
-        let place = Place::new(Arc::clone(gate), arrival);
+        let place = match arrived {
+            Arrived::Waits(arrival) => Place::new(Arc::clone(gate), arrival),
+            Arrived::Refused(refusal) => return WfqResponseFuture::failed(refusal),
+            Arrived::Begins(..) => unreachable!("it was just found to have to wait"),
+        };
         let fresh = self.inner.clone();
         let inner = mem::replace(&mut self.inner, fresh);
         WfqResponseFuture::waiting(inner, request, place)

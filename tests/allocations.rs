@@ -16,7 +16,7 @@ use support::{finish, poll, poll_ready};
 use tower::{Layer, Service};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
-    RateLimitLayer,
+    RateLimitLayer, WfqConfig, WfqLayer,
 };
 
 #[derive(Clone)]
@@ -72,6 +72,43 @@ fn an_accepted_request_allocates_nothing() {
             .global(rate())
             .layer(Answers),
     );
+    let fair = WfqLayer::new(WfqConfig::default(), tenant);
+    check(fair.layer(ConcurrencyLimitLayer::new(1).layer(Answers)));
+}
+
+fn tenant(_: &u32) -> Option<&'static str> {
+    Some("tenant")
+}
+
+/// A million tenants that nobody has heard of before, and who do not come back.
+#[test]
+fn tenants_are_remembered_in_bounded_memory() {
+    const REMEMBERED: usize = 10_000;
+    let fair = WfqLayer::new(
+        WfqConfig::default().max_tenants(REMEMBERED),
+        |request: &u32| Some(format!("tenant number {request}")),
+    );
+    let handle = fair.handle();
+    let mut service = fair.layer(Answers);
+    let count = counted(|| {
+        for request in 0..1_000_000 {
+            assert!(poll_ready(&mut service).is_ready());
+            finish(service.call(request)).unwrap();
+        }
+    });
+    assert_eq!(handle.snapshot().tenants, REMEMBERED);
+    let each = count.peak as usize / REMEMBERED;
+    assert!(each <= 640, "{each} bytes for each that is remembered");
+
+    // The same while each of them has a request: those for whom there is no room share one record.
+    let mut service = fair.layer(Answers);
+    let requests: Vec<_> = (1_000_000..1_100_000).map(|n| service.call(n)).collect();
+    let snapshot = handle.snapshot();
+    assert_eq!(
+        (snapshot.tenants, snapshot.overflowed),
+        (REMEMBERED, 90_000)
+    );
+    drop(requests);
 }
 
 #[test]
@@ -94,6 +131,10 @@ fn a_refused_request_allocates_its_error_and_nothing_else() {
     let limit = KeyedRateLimitLayer::new(Rate::per_hour(1), |request: &u32| Some(*request));
     limit.handle().try_acquire(&7u32).unwrap();
     check(limit.layer(Answers));
+    let limit = ConcurrencyLimitLayer::new(1);
+    let _busy = limit.handle().try_acquire().unwrap();
+    let fair = WfqLayer::new(WfqConfig::default().max_waiting(0), tenant);
+    check(fair.layer(limit.layer(Answers)));
 }
 
 /// Right after the slab has doubled, when it costs the most. The service or future that waits is its

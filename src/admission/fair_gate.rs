@@ -95,6 +95,14 @@ pub(crate) struct Arrival {
     pub(crate) at: u64,
 }
 
+/// What a request that has come may do.
+pub(crate) enum Arrived {
+    /// Nobody is in its way: its tenant was charged, and it may begin.
+    Begins(Arrival, Charge),
+    Waits(Arrival),
+    Refused(Box<Overloaded>),
+}
+
 /// What there is for one that waits.
 pub(crate) enum Look {
     /// It is its turn.
@@ -118,6 +126,8 @@ pub(crate) enum End {
     Served,
     /// By a layer further in: nothing was done for it.
     Refused,
+    /// It was not sent at all.
+    NotSent,
 }
 
 /// The state of a fair queue at one moment.
@@ -179,28 +189,43 @@ impl FairGate {
         Some(self.fingerprints.of(name))
     }
 
-    /// A request comes. If it need not wait for anybody it may begin, for which its tenant is charged.
-    pub(crate) fn arrive(&self, name: Option<&str>, cost: NonZeroU32) -> (Arrival, Option<Charge>) {
+    /// A request comes.
+    pub(crate) fn arrive(&self, name: Option<&str>, cost: NonZeroU32) -> Arrived {
         let now = self.clock.nanos();
         let named = name.and_then(|name| Some((self.key(name)?, name)));
         let mut state = lock(&self.state);
         let State { tenants, queue, .. } = &mut *state;
         let tenant = tenants.attach(queue, named);
-        let alone = !state.queue.has_next() && !state.has_turn(now);
-        let charge = (alone && state.queue.may_run(tenant))
-            .then(|| state.queue.begin_at_once(tenant, cost, now));
         let at = now;
-        (Arrival { tenant, cost, at }, charge)
+        let arrival = Arrival { tenant, cost, at };
+        let alone = !state.queue.has_next() && !state.has_turn(now);
+        if alone && state.queue.may_run(tenant) {
+            return Arrived::Begins(arrival, state.queue.begin_at_once(tenant, cost, now));
+        }
+        self.queue_up(&mut state, arrival, now)
     }
 
     /// Takes back what [`arrive`](Self::arrive) charged: the request has to wait after all.
-    pub(crate) fn take_back(&self, charge: Charge) {
+    pub(crate) fn take_back(&self, arrival: Arrival, charge: Charge) -> Arrived {
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
         state.queue.refund(charge);
         let granted = state.pass_on(now);
+        let arrived = self.queue_up(&mut state, arrival, now);
         drop(state);
         wake(granted);
+        arrived
+    }
+
+    /// Where there is no room, that is told at once. It is looked for again when the request is first polled:
+    /// until then it is in nobody's way.
+    fn queue_up(&self, state: &mut State, arrival: Arrival, now: u64) -> Arrived {
+        if self.has_room(state, arrival.tenant) {
+            return Arrived::Waits(arrival);
+        }
+        let refusal = self.refuse(state, arrival.tenant, Reason::QueueFull, now);
+        state.tenants.detach(arrival.tenant);
+        Arrived::Refused(refusal)
     }
 
     /// Lets a request wait, if there is room, or room can be made.
@@ -212,15 +237,17 @@ impl FairGate {
         let Arrival { tenant, cost, at } = arrival;
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
-        let evicted = match self.room(&mut state, tenant) {
-            Ok(evicted) => evicted,
-            Err(Full) => {
-                self.count(&mut state, tenant, Reason::QueueFull);
-                let refusal = self.refusal(&mut state, tenant, Reason::QueueFull, now);
-                drop(state); // before the waker, which is foreign
-                return Err(refusal);
-            }
-        };
+        if !self.has_room(&mut state, tenant) {
+            let refusal = self.refuse(&mut state, tenant, Reason::QueueFull, now);
+            drop(state); // before the waker, which is foreign
+            return Err(refusal);
+        }
+        let mut evicted = None;
+        if state.queue.waiting() >= self.bounds.max_waiting() {
+            let (hog, waker) = state.queue.make_room(tenant).expect("there is room");
+            self.count(&mut state, hog, Reason::QueueFull);
+            evicted = Some(waker);
+        }
         let ticket = state.queue.push(tenant, cost, at, waker);
         let granted = state.pass_on(now);
         drop(state);
@@ -229,18 +256,12 @@ impl FairGate {
         Ok(ticket)
     }
 
-    /// Room for another request of this tenant; perhaps somebody had to make it, who is to be woken.
-    fn room(&self, state: &mut State, tenant: u32) -> Result<Option<Waker>, Full> {
+    /// Whether there is room for another request of this tenant, or somebody can make it.
+    fn has_room(&self, state: &mut State, tenant: u32) -> bool {
         let own = state.queue.state(tenant).waiting as usize;
-        if own >= self.max_waiting_per_tenant.load(Relaxed) {
-            return Err(Full);
-        }
-        if state.queue.waiting() < self.bounds.max_waiting() {
-            return Ok(None);
-        }
-        let (hog, waker) = state.queue.make_room(tenant).ok_or(Full)?;
-        self.count(state, hog, Reason::QueueFull);
-        Ok(Some(waker))
+        own < self.max_waiting_per_tenant.load(Relaxed)
+            && (state.queue.waiting() < self.bounds.max_waiting()
+                || state.queue.hog(tenant).is_some())
     }
 
     /// What there is for a request that waits. If there is nothing, `waker` is woken when there is.
@@ -329,8 +350,7 @@ impl FairGate {
     pub(crate) fn time_out(&self, arrival: Arrival, ticket: &Ticket) -> Box<Overloaded> {
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
-        self.count(&mut state, arrival.tenant, Reason::WaitTimeout);
-        let refusal = self.refusal(&mut state, arrival.tenant, Reason::WaitTimeout, now);
+        let refusal = self.refuse(&mut state, arrival.tenant, Reason::WaitTimeout, now);
         drop(state);
         self.leave(arrival, ticket);
         refusal
@@ -357,6 +377,7 @@ impl FairGate {
                 state.queue.refund(charge);
                 state.tenants.note_refused(tenant);
             }
+            End::NotSent => state.queue.refund(charge),
         }
         state.tenants.detach(tenant);
         // It may have been all that its tenant may have running.
@@ -434,6 +455,11 @@ impl FairGate {
         state.tenants.note_rejected(tenant);
     }
 
+    fn refuse(&self, state: &mut State, tenant: u32, reason: Reason, now: u64) -> Box<Overloaded> {
+        self.count(state, tenant, reason);
+        self.refusal(state, tenant, reason, now)
+    }
+
     /// The hint is how long it takes until all that the tenant has waiting is served, at its share of the
     /// rate at which requests were served lately.
     fn refusal(&self, state: &mut State, tenant: u32, reason: Reason, now: u64) -> Box<Overloaded> {
@@ -456,9 +482,6 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
         _ => Err(ConfigError::new("tenant", "a name of 1 to 256 bytes")),
     }
 }
-
-/// There is no room for another.
-struct Full;
 
 impl State {
     /// Whether somebody has the turn, and uses it.

@@ -455,13 +455,16 @@ impl<T> FairQueue<T> {
     /// Makes room for a newcomer of this tenant: takes out the last request of the tenant that has the
     /// most waiting for its weight. Nothing, if that is the newcomer's own.
     pub(crate) fn make_room(&mut self, newcomer: u32) -> Option<(u32, T)> {
-        let (hog, most) = self.largest_backlog()?;
-        let own = &self.tenants[newcomer as usize];
-        if hog == newcomer || backlog(own.waiting + 1, own.price) >= most {
-            return None;
-        }
+        let hog = self.hog(newcomer)?;
         let evicted = self.remove(self.tenants[hog as usize].tail);
         Some((hog, evicted.with))
+    }
+
+    /// The tenant that would make room for a newcomer of this one, if another has to.
+    pub(crate) fn hog(&mut self, newcomer: u32) -> Option<u32> {
+        let (hog, most) = self.largest_backlog()?;
+        let own = &self.tenants[newcomer as usize];
+        (hog != newcomer && backlog(own.waiting + 1, own.price) < most).then_some(hog)
     }
 
     /// The tenant with the most waiters for its weight.

@@ -98,7 +98,7 @@ impl WfqConfig {
         self
     }
 
-    /// At most so many tenants are remembered. 10 000 unless set; one takes some 400 bytes and its name.
+    /// At most so many tenants are remembered. 10 000 unless set; one takes some 600 bytes.
     pub fn max_tenants(mut self, max_tenants: usize) -> Self {
         self.max_tenants = max_tenants;
         self

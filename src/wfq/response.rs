@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Hold, Overloaded, ResponseFuture,
-    admission::fair_gate::{Arrival, Begun, End, FairGate, Look},
+    admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look},
     algorithm::fair_queue::{Charge, Ticket},
     hold::sealed::Sealed,
     sync::Arc,
@@ -276,14 +276,17 @@ impl Running {
         Self { gate, charge }
     }
 
-    /// It was not sent after all.
-    pub(super) fn take_back(mut self) {
-        if let Some(charge) = self.charge.take() {
-            self.gate.take_back(charge);
-        }
+    /// It was not sent after all, and has to wait.
+    pub(super) fn take_back(mut self, arrival: Arrival) -> Arrived {
+        let charge = self.charge.take().expect("it has not ended");
+        self.gate.take_back(arrival, charge)
     }
 
-    fn end(&mut self, end: End) {
+    pub(super) fn end(mut self, end: End) {
+        self.settle(end);
+    }
+
+    fn settle(&mut self, end: End) {
         if let Some(charge) = self.charge.take() {
             self.gate.end(charge, end);
         }
@@ -293,7 +296,7 @@ impl Running {
 impl Drop for Running {
     #[inline]
     fn drop(&mut self) {
-        self.end(End::Served);
+        self.settle(End::Served);
     }
 }
 
@@ -304,7 +307,7 @@ impl<Res> Hold<Res> for Running {
         response
     }
 
-    fn failed(mut self, error: &BoxError) {
+    fn failed(self, error: &BoxError) {
         if Overloaded::find(error.as_ref()).is_some() {
             self.end(End::Refused);
         }

@@ -31,14 +31,17 @@ impl Stack {
 
     /// One whole request, as `Wfq` makes it. Says whether it was sent.
     fn request(&self, tenant: &str, gives_up: GivesUp) -> bool {
-        let (arrival, charge) = self.fair.arrive(Some(tenant), NonZeroU32::MIN);
-        if let Some(charge) = charge {
+        let mut arrived = self.fair.arrive(Some(tenant), NonZeroU32::MIN);
+        if let Arrived::Begins(arrival, charge) = arrived {
             if self.seat.try_admit(()) {
                 self.run(charge);
                 return true;
             }
-            self.fair.take_back(charge);
+            arrived = self.fair.take_back(arrival, charge);
         }
+        let Arrived::Waits(arrival) = arrived else {
+            return false;
+        };
         let (parked, waker) = Parked::new();
         let Ok(ticket) = self.fair.enqueue(arrival, waker.clone()) else {
             self.fair.depart(arrival.tenant);
@@ -87,9 +90,10 @@ impl Stack {
         assert_eq!(snapshot.served, served);
         assert!(lock(&self.fair.state).turns.is_empty());
         assert_eq!(self.seat.snapshot().in_flight, 0);
-        let (arrival, charge) = self.fair.arrive(None, NonZeroU32::MIN);
-        self.fair.take_back(charge.expect("nobody is in the way"));
-        self.fair.depart(arrival.tenant);
+        let Arrived::Begins(_, charge) = self.fair.arrive(None, NonZeroU32::MIN) else {
+            panic!("nobody is in the way")
+        };
+        self.fair.end(charge, End::NotSent);
     }
 }
 
