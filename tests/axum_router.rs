@@ -14,7 +14,10 @@ use axum::{
 };
 use tokio::sync::Notify;
 use tower::{ServiceBuilder, ServiceExt};
-use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer, Overloaded, Rate, RateLimitLayer};
+use tower_backpressure::{
+    ConcurrencyLimitLayer, LoadShedLayer, Overloaded, Rate, RateLimitLayer, WfqConfig, WfqLayer,
+    wfq,
+};
 
 async fn answer(error: BoxError) -> impl IntoResponse {
     match Overloaded::find(error.as_ref()) {
@@ -103,4 +106,79 @@ async fn through_two_calls_of_router_layer_nothing_is_shed() {
     assert!(!waiting.is_finished());
     drop(busy);
     assert_eq!(waiting.await.unwrap(), StatusCode::OK);
+}
+
+/// Over real connections: one tenant keeps sixty requests waiting, the other sends one now and then. A request
+/// takes 20 ms, and there are places for four.
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_floods_a_server_takes_nothing_from_one_that_is_quiet() {
+    const TAKES: Duration = Duration::from_millis(20);
+    let fair = WfqLayer::new(
+        WfqConfig::default().max_waiting_per_tenant(100),
+        wfq::from_head(|head| head.uri.path().strip_prefix("/of/")), // a test trusts its clients
+    );
+    let handle = fair.handle();
+    let work = || tokio::time::sleep(TAKES);
+    let app = Router::new().route("/of/{tenant}", get(work)).layer(
+        ServiceBuilder::new()
+            .layer(HandleErrorLayer::new(answer))
+            .layer(fair)
+            .layer(ConcurrencyLimitLayer::new(4)),
+    );
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+
+    let begun = support::now();
+    let mut flood = tokio::task::JoinSet::new();
+    for _ in 0..60 {
+        let mut client = Client::connect(server).await;
+        flood.spawn(async move {
+            loop {
+                client.get("/of/flood").await;
+            }
+        });
+    }
+    let mut quiet = Client::connect(server).await;
+    let mut latencies = Vec::new();
+    for _ in 0..200 {
+        tokio::time::sleep(Duration::from_millis(51)).await;
+        let sent = support::now();
+        quiet.get("/of/quiet").await;
+        latencies.push(sent.elapsed());
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let served = |tenant: &str| handle.tenant(tenant).unwrap().served as f64;
+    latencies.sort_unstable();
+    assert!(
+        latencies[197] <= 2 * TAKES + Duration::from_millis(5),
+        "p99 {:?}",
+        latencies[197]
+    );
+    assert_eq!(served("quiet"), 200.0);
+    // The flood has all the rest, and no more.
+    let rest = 4.0 * seconds / TAKES.as_secs_f64() - 200.0;
+    let part = served("flood") / rest;
+    assert!((0.9..=1.0).contains(&part), "{part} of {rest}");
+}
+
+/// An HTTP connection.
+struct Client(hyper::client::conn::http1::SendRequest<Body>);
+
+impl Client {
+    async fn connect(server: std::net::SocketAddr) -> Self {
+        let stream = tokio::net::TcpStream::connect(server).await.unwrap();
+        let stream = hyper_util::rt::TokioIo::new(stream);
+        let (sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        Self(sender)
+    }
+
+    async fn get(&mut self, path: &str) {
+        self.0.ready().await.unwrap();
+        let request = Request::get(path).header("host", "localhost");
+        let request = request.body(Body::empty()).unwrap();
+        let response = self.0.send_request(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+    }
 }

@@ -41,7 +41,7 @@ impl From<&str> for Tenant {
 
 impl fmt::Display for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Named(name) => name,
             Self::Anonymous => "(anonymous)",
             Self::Overflow => "(overflow)",
