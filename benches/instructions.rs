@@ -89,10 +89,10 @@ const ROWS: &[Row] = &[
     }),
     ("fair_queue_10", "tower-backpressure", |n| dispatch(10, n)),
     ("fair_queue_1000", "tower-backpressure", |n| {
-        dispatch(1000, n)
+        dispatch(1000, n);
     }),
     ("fair_queue_100000", "tower-backpressure", |n| {
-        dispatch(100_000, n)
+        dispatch(100_000, n);
     }),
     ("fair_queue_1000_to_the_end", "tower-backpressure", |n| {
         let mut fair = Fair::new(1000);

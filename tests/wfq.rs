@@ -335,7 +335,8 @@ async fn weights_change_at_run_time_and_bad_ones_do_not() {
 
 #[test]
 fn nonsense_in_the_configuration_is_told() {
-    let nonsense: [(fn() -> WfqConfig, &str); 5] = [
+    type Nonsense = (fn() -> WfqConfig, &'static str);
+    let nonsense: [Nonsense; 5] = [
         (
             || WfqConfig::default().weight("a", 0),
             "WfqConfig::weight(\"a\", 0): weight must be from 1 to 10 000",
@@ -684,7 +685,8 @@ async fn tenants_for_whom_there_is_no_room_share_one_and_those_who_were_idle_mak
     assert_eq!(server.handle.snapshot().overflowed, 2);
     server.go.add_permits(3);
     assert!(poll(&mut c).is_ready());
-    (b.await.unwrap(), d.await.unwrap());
+    b.await.unwrap();
+    d.await.unwrap();
     // Nobody has anything left to do, so nobody is ahead.
     let _e = server.pending("e", 4);
     assert_eq!(server.handle.snapshot().overflowed, 2);
@@ -727,7 +729,8 @@ async fn a_turn_is_given_up_for_one_who_turns_out_to_have_had_less() {
     assert!(poll(&mut of_b).is_pending());
     assert_eq!(server.begun().last(), Some(&("b", 3)));
     server.go.add_permits(2);
-    (of_b.await.unwrap(), of_a.await.unwrap());
+    of_b.await.unwrap();
+    of_a.await.unwrap();
     assert_eq!(server.begun().last(), Some(&("a", 2)));
 }
 

@@ -240,6 +240,21 @@ pub(crate) fn fair_shares(scenario: &Scenario, part: usize) -> Vec<f64> {
     max_min(f64::from(scenario.seats), &demands, &weights)
 }
 
+/// Every client had its fair share in each part, given the average seats that it had.
+pub(crate) fn assert_fair(scenario: &Scenario, seats: Vec<Vec<f64>>) {
+    assert_eq!(seats.len(), scenario.expect.len());
+    for (part, seats) in seats.into_iter().enumerate() {
+        for (client, (seats, fair)) in seats.iter().zip(fair_shares(scenario, part)).enumerate() {
+            let off = (seats / fair - 1.0).abs();
+            let name = scenario.name;
+            assert!(
+                off <= scenario.within,
+                "{name}, part {part}, client {client}: {seats:.4} of {fair:.4} seats"
+            );
+        }
+    }
+}
+
 /// Water-filling: the level of all rises together until there is no more water, or they are full.
 pub(crate) fn max_min(mut capacity: f64, demands: &[f64], weights: &[f64]) -> Vec<f64> {
     let mut shares = vec![0.0; demands.len()];
