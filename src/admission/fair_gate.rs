@@ -86,13 +86,13 @@ impl Turn {
     }
 }
 
-/// A request that has come: the number of its tenant, which is remembered until [`FairGate::depart`], and
-/// when.
+/// A request that has come. The number of its tenant stays until the request is gone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
-    pub(crate) tenant: u32,
-    pub(crate) cost: NonZeroU32,
-    pub(crate) at: u64,
+    tenant: u32,
+    cost: NonZeroU32,
+    at: u64,
+    virtual_time: u128,
 }
 
 /// What a request that has come may do.
@@ -196,8 +196,12 @@ impl FairGate {
         let mut state = lock(&self.state);
         let State { tenants, queue, .. } = &mut *state;
         let tenant = tenants.attach(queue, named);
-        let at = now;
-        let arrival = Arrival { tenant, cost, at };
+        let arrival = Arrival {
+            tenant,
+            cost,
+            at: now,
+            virtual_time: state.queue.virtual_time(),
+        };
         let alone = !state.queue.has_next() && !state.has_turn(now);
         if alone && state.queue.may_run(tenant) {
             return Arrived::Begins(arrival, state.queue.begin_at_once(tenant, cost, now));
@@ -209,7 +213,7 @@ impl FairGate {
     pub(crate) fn take_back(&self, arrival: Arrival, charge: Charge) -> Arrived {
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
-        state.queue.refund(charge);
+        state.queue.take_back(charge, arrival.virtual_time);
         let granted = state.pass_on(now);
         let arrived = self.queue_up(&mut state, arrival, now);
         drop(state);
@@ -234,7 +238,9 @@ impl FairGate {
         arrival: Arrival,
         waker: Waker,
     ) -> Result<Ticket, Box<Overloaded>> {
-        let Arrival { tenant, cost, at } = arrival;
+        let Arrival {
+            tenant, cost, at, ..
+        } = arrival;
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
         if !self.has_room(&mut state, tenant) {
@@ -357,8 +363,8 @@ impl FairGate {
     }
 
     /// A request that never waited, or waits no more, is gone.
-    pub(crate) fn depart(&self, tenant: u32) {
-        lock(&self.state).tenants.detach(tenant);
+    pub(crate) fn depart(&self, arrival: Arrival) {
+        lock(&self.state).tenants.detach(arrival.tenant);
     }
 
     /// A request that was sent has ended, and is gone.

@@ -260,9 +260,12 @@ impl<T> FairQueue<T> {
 
     /// No tenant has more than that running from now on.
     pub(crate) fn set_max_running(&mut self, max_running: u32) {
-        self.max_running = max_running;
-        for tenant in 0..self.tenants.len() as u32 {
-            self.reorder(tenant);
+        let before = mem::replace(&mut self.max_running, max_running);
+        for id in 0..self.tenants.len() as u32 {
+            if self.tenants[id as usize].running >= before {
+                self.catch_up(id); // it was held back
+            }
+            self.reorder(id);
         }
     }
 
@@ -273,6 +276,10 @@ impl<T> FairQueue<T> {
 
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
+    }
+
+    pub(crate) fn virtual_time(&self) -> u128 {
+        self.virtual_time
     }
 
     /// How many were dispatched and are not done.
@@ -436,6 +443,17 @@ impl<T> FairQueue<T> {
         let tag = &mut self.tenants[charge.tenant as usize].tag;
         // But for the smallest step there is: of two that are equal, it was its turn and is the other's.
         *tag = tag.saturating_add(1 << STEP);
+        self.settle(charge, 0);
+    }
+
+    /// What [`begin_at_once`](Self::begin_at_once) was for is not begun after all: everything is as it was
+    /// at that virtual time, but for what others have begun since.
+    pub(crate) fn take_back(&mut self, charge: Charge, virtual_time: u128) {
+        let tag = self.tenants[charge.tenant as usize].tag;
+        let begun_at = tag.saturating_sub(charge.amount());
+        if self.virtual_time == begun_at {
+            self.virtual_time = virtual_time.max(self.origin);
+        }
         self.settle(charge, 0);
     }
 

@@ -256,7 +256,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         match self.stage {
-            Stage::Arrived => self.gate.depart(self.arrival.tenant),
+            Stage::Arrived => self.gate.depart(self.arrival),
             Stage::Waits(ticket) => self.gate.leave(self.arrival, &ticket),
             Stage::Gone => {}
         }

@@ -44,7 +44,7 @@ impl Stack {
         };
         let (parked, waker) = Parked::new();
         let Ok(ticket) = self.fair.enqueue(arrival, waker.clone()) else {
-            self.fair.depart(arrival.tenant);
+            self.fair.depart(arrival);
             return false;
         };
         if gives_up == GivesUp::WhileItWaits {

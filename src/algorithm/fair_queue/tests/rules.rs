@@ -339,6 +339,50 @@ fn what_a_cap_held_back_is_no_claim() {
 }
 
 #[test]
+fn what_was_held_back_is_no_claim_when_the_cap_is_raised_either() {
+    let mut queue = queue(&[100, 1]);
+    queue.set_max_running(1);
+    let mut now = 0;
+    let _hangs = queue.begin_at_once(0, ONE_COST, now);
+    queue.push(0, ONE_COST, now, ());
+    for _ in 0..1000 {
+        queue.push(1, ONE_COST, now, ());
+        assert_eq!(serve(&mut queue, &mut now, 1_000_000).0, 1);
+    }
+    queue.set_max_running(u32::MAX);
+    // One in a hundred, and ten more for each of the two seconds that the one that hangs has had.
+    let served = ops(&mut queue, &mut now, &[1, 1], 1010);
+    assert!(served[1].abs_diff(10 + 20) <= 2, "{served:?}");
+}
+
+/// One that had much is not let catch up because another request of its had to wait.
+#[test]
+fn what_was_not_begun_after_all_leaves_no_trace() {
+    let mut queue: FairQueue<()> = queue(&[1, 1]);
+    let running: Vec<_> = (0..8)
+        .map(|_| queue.begin_at_once(0, ONE_COST, 0))
+        .collect();
+    for (i, charge) in running.into_iter().enumerate().skip(1) {
+        queue.finish(charge, 1_000_000 * i as u64);
+    }
+    let before = (queue.virtual_time, queue.tenants[0].tag);
+    let charge = queue.begin_at_once(0, ONE_COST, 9_000_000);
+    assert!(queue.virtual_time > before.0);
+    queue.take_back(charge, before.0);
+    assert_eq!((queue.virtual_time, queue.tenants[0].tag), before);
+
+    // Unless others have begun since.
+    let taken_back = queue.begin_at_once(0, ONE_COST, 9_000_000);
+    let begun = queue.begin_at_once(1, ONE_COST, 9_000_000);
+    let _next = queue.begin_at_once(1, ONE_COST, 9_000_000);
+    let now = queue.virtual_time;
+    assert!(now > before.0);
+    queue.take_back(taken_back, before.0);
+    assert_eq!(queue.virtual_time, now);
+    queue.finish(begun, 9_000_000);
+}
+
+#[test]
 fn room_is_made_by_the_one_with_most_for_its_weight() {
     // (weight, waiting) of each, whose newcomer it is, and whose last request goes.
     type Row = (&'static [(u32, u32)], u32, Option<u32>);
