@@ -38,6 +38,7 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use self::sealed::Held;
 use crate::{BoxError, Permit};
 
 /// What becomes of a permit when its response is there. Implemented by [`UntilResponse`] and
@@ -63,41 +64,51 @@ pub trait Hold<Res>: sealed::Sealed {
 }
 
 /// The request is in flight until the inner future completes. The default.
+///
+/// `P` is what is held for it.
 #[derive(Debug)]
-pub struct UntilResponse(#[allow(dead_code, reason = "held for its drop")] Permit);
+pub struct UntilResponse<P = Permit>(P);
 
 /// The request is in flight until the response's body ends, fails or is dropped.
 #[derive(Debug)]
-pub struct UntilBodyEnd(Permit);
+pub struct UntilBodyEnd<P = Permit>(P);
 
-impl From<Permit> for UntilResponse {
-    fn from(permit: Permit) -> Self {
-        Self(permit)
+impl<P> From<P> for UntilResponse<P> {
+    fn from(held: P) -> Self {
+        Self(held)
     }
 }
 
-impl From<Permit> for UntilBodyEnd {
-    fn from(permit: Permit) -> Self {
-        Self(permit)
+impl<P> From<P> for UntilBodyEnd<P> {
+    fn from(held: P) -> Self {
+        Self(held)
     }
 }
 
-impl<Res> Hold<Res> for UntilResponse {
+impl<Res, P: Held> Hold<Res> for UntilResponse<P> {
     type Response = Res;
 
     fn until_done(self, response: Res) -> Res {
         response
     }
+
+    fn failed(self, error: &BoxError) {
+        self.0.failed(error);
+    }
 }
 
-impl<B: Body> Hold<Response<B>> for UntilBodyEnd {
-    type Response = Response<HeldBody<B>>;
+impl<B: Body, P: Held> Hold<Response<B>> for UntilBodyEnd<P> {
+    type Response = Response<HeldBody<B, P>>;
 
     fn until_done(self, response: Response<B>) -> Self::Response {
         response.map(|body| HeldBody {
-            permit: (!body.is_end_stream()).then_some(self.0),
+            held: (!body.is_end_stream()).then_some(self.0),
             body,
         })
+    }
+
+    fn failed(self, error: &BoxError) {
+        self.0.failed(error);
     }
 }
 
@@ -111,25 +122,45 @@ impl<Res> Hold<Res> for () {
 }
 
 pub(crate) mod sealed {
+    use crate::{BoxError, Permit};
+
     pub trait Sealed {}
-    impl Sealed for super::UntilResponse {}
-    impl Sealed for super::UntilBodyEnd {}
+    impl<P> Sealed for super::UntilResponse<P> {}
+    impl<P> Sealed for super::UntilBodyEnd<P> {}
     impl Sealed for () {}
+
+    /// What is held for a request, and let go of by being dropped.
+    pub trait Held: Sized {
+        /// There is no response: lets go.
+        fn failed(self, error: &BoxError) {
+            let _ = error;
+        }
+    }
+    impl Held for Permit {}
 }
 
 pin_project! {
     /// A response body that holds its request's permit until it ends, fails or is dropped.
     ///
     /// Otherwise it is the body that it wraps: same frames, same size, same end.
-    #[derive(Debug, Default)]
-    pub struct HeldBody<B> {
+    #[derive(Debug)]
+    pub struct HeldBody<B, P = Permit> {
         #[pin]
         body: B,
-        permit: Option<Permit>,
+        held: Option<P>,
     }
 }
 
-impl<B: Body> Body for HeldBody<B> {
+impl<B: Default, P> Default for HeldBody<B, P> {
+    fn default() -> Self {
+        Self {
+            body: B::default(),
+            held: None,
+        }
+    }
+}
+
+impl<B: Body, P> Body for HeldBody<B, P> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -145,7 +176,7 @@ impl<B: Body> Body for HeldBody<B> {
             Some(Err(_)) | None => true,
         };
         if last {
-            *this.permit = None;
+            *this.held = None;
         }
         Poll::Ready(frame)
     }

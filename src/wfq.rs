@@ -82,7 +82,9 @@ mod response;
 mod spiffe;
 
 use std::{
-    fmt, mem,
+    fmt,
+    marker::PhantomData,
+    mem,
     num::NonZeroU32,
     task::{Context, Poll},
     time::Duration,
@@ -103,7 +105,7 @@ pub use self::{
 };
 pub use crate::admission::fair_gate::{Snapshot, Tenant, TenantSnapshot};
 use crate::{
-    BoxError, ConfigError, Waited,
+    BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse, Waited,
     admission::{
         fair_gate::{Arrived, End, FairGate},
         shed,
@@ -113,10 +115,12 @@ use crate::{
 
 /// Weighted fair queueing by tenant. See the [module](self) for all of it.
 ///
-/// `E` finds a request's tenant.
-pub struct WfqLayer<E = FromExtension> {
+/// `E` finds a request's tenant. `H` says how long a request takes service: until its response (the default) or,
+/// after [`hold_until_body_end`](Self::hold_until_body_end), until the end of its body.
+pub struct WfqLayer<E = FromExtension, H = UntilResponse<Running>> {
     gate: Arc<FairGate>,
     extract: Arc<E>,
+    hold: PhantomData<fn() -> H>,
 }
 
 impl<E> WfqLayer<E> {
@@ -136,16 +140,30 @@ impl<E> WfqLayer<E> {
         Self {
             gate: Arc::new(gate),
             extract: Arc::new(extract),
+            hold: PhantomData,
         }
     }
+}
 
+impl<E, H> WfqLayer<E, H> {
     /// What requests cost, where that is not only a matter of how long they take: `cost` is a
     /// `Fn(&Request) -> NonZeroU32`. One of cost 2 counts for as much as two that take as long.
-    pub fn cost<C>(self, cost: C) -> WfqLayer<WithCost<E, C>> {
+    pub fn cost<C>(self, cost: C) -> WfqLayer<WithCost<E, C>, H> {
         let extract = self.extract;
         WfqLayer {
             gate: self.gate,
             extract: Arc::new(WithCost { extract, cost }),
+            hold: PhantomData,
+        }
+    }
+
+    /// Counts an HTTP request's service until its response's body ends, fails or is dropped: for responses that
+    /// stream, where the limit inside holds on to its permit as long. See [`hold`](crate::hold).
+    pub fn hold_until_body_end(self) -> WfqLayer<E, UntilBodyEnd<Running>> {
+        WfqLayer {
+            gate: self.gate,
+            extract: self.extract,
+            hold: PhantomData,
         }
     }
 
@@ -163,10 +181,10 @@ impl<E> WfqLayer<E> {
     }
 }
 
-impl<S, E> Layer<S> for WfqLayer<E> {
-    type Service = Wfq<S, E>;
+impl<S, E, H> Layer<S> for WfqLayer<E, H> {
+    type Service = Wfq<S, E, H>;
 
-    fn layer(&self, inner: S) -> Wfq<S, E> {
+    fn layer(&self, inner: S) -> Wfq<S, E, H> {
         Wfq {
             inner,
             fair: self.clone(),
@@ -174,16 +192,17 @@ impl<S, E> Layer<S> for WfqLayer<E> {
     }
 }
 
-impl<E> Clone for WfqLayer<E> {
+impl<E, H> Clone for WfqLayer<E, H> {
     fn clone(&self) -> Self {
         Self {
             gate: Arc::clone(&self.gate),
             extract: Arc::clone(&self.extract),
+            hold: PhantomData,
         }
     }
 }
 
-impl<E> fmt::Debug for WfqLayer<E> {
+impl<E, H> fmt::Debug for WfqLayer<E, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("WfqLayer").field(&self.gate).finish()
     }
@@ -191,20 +210,21 @@ impl<E> fmt::Debug for WfqLayer<E> {
 
 /// A service whose tenants get their share of it. Made by [`WfqLayer`].
 #[derive(Debug)]
-pub struct Wfq<S, E = FromExtension> {
+pub struct Wfq<S, E = FromExtension, H = UntilResponse<Running>> {
     inner: S,
-    fair: WfqLayer<E>,
+    fair: WfqLayer<E, H>,
 }
 
-impl<S, R, E> Service<R> for Wfq<S, E>
+impl<S, R, E, H> Service<R> for Wfq<S, E, H>
 where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     E: ExtractTenant<R>,
+    H: Hold<S::Response> + From<Running>,
 {
-    type Response = S::Response;
+    type Response = H::Response;
     type Error = BoxError;
-    type Future = WfqResponseFuture<S, R>;
+    type Future = WfqResponseFuture<S, R, H>;
 
     /// Always ready: it is in its response future that a request waits.
     #[inline]
@@ -214,7 +234,7 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let WfqLayer { gate, extract } = &self.fair;
+        let WfqLayer { gate, extract, .. } = &self.fair;
         let cost = extract.cost(&request);
         let mut arrived = gate.arrive(extract.tenant(&request).as_deref(), cost);
         if let Arrived::Begins(arrival, charge) = arrived {
@@ -243,7 +263,7 @@ where
     }
 }
 
-impl<S: Clone, E> Clone for Wfq<S, E> {
+impl<S: Clone, E, H> Clone for Wfq<S, E, H> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),

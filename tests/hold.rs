@@ -183,3 +183,55 @@ fn an_error_of_the_service_gives_back_at_once() {
 fn a_held_body_has_a_default() {
     assert!(HeldBody::<Empty<Bytes>>::default().is_end_stream());
 }
+
+/// Two tenants stream for as long as each other, but one of them sends its headers at once: it gets no more
+/// than the other, because its service counts until the end of its bodies.
+#[tokio::test(start_paused = true)]
+async fn a_fair_queue_charges_until_the_end_of_the_body() {
+    use tokio::time::{Duration, sleep};
+    use tower::{ServiceBuilder, ServiceExt};
+    use tower_backpressure::{WfqConfig, WfqLayer, wfq};
+
+    let fair = WfqLayer::new(
+        WfqConfig::default(),
+        wfq::from_head(|head| Some(head.uri.path())),
+    )
+    .hold_until_body_end();
+    let handle = fair.handle();
+    let service = ServiceBuilder::new()
+        .layer(fair)
+        .layer(ConcurrencyLimitLayer::new(1).hold_until_body_end())
+        .service(service_fn(|request: Request<()>| async move {
+            if request.uri().path() == "/late" {
+                sleep(Duration::from_millis(10)).await; // before its headers
+            }
+            Ok::<_, BoxError>(Response::new(Full::new(Bytes::from("body"))))
+        }));
+    let mut clients = tokio::task::JoinSet::new();
+    for path in ["/early", "/late"].repeat(10) {
+        let service = service.clone();
+        clients.spawn(support::boxed(async move {
+            for _ in 0..1000 {
+                let request = Request::get(path).body(()).unwrap();
+                let response = support::boxed(service.clone().oneshot(request))
+                    .await
+                    .unwrap();
+                if path == "/early" {
+                    sleep(Duration::from_millis(10)).await; // while its body streams
+                }
+                response.into_body().collect().await.unwrap();
+            }
+        }));
+    }
+    sleep(Duration::from_secs(2)).await;
+    let snapshot = handle.snapshot();
+    assert_eq!(snapshot.running, 2, "one has the seat, and one the turn");
+    let [early, late] = ["/early", "/late"].map(|path| handle.tenant(path).unwrap());
+    assert!(
+        early.served.abs_diff(late.served) <= 2,
+        "{early:?} {late:?}"
+    );
+    assert!((early.share - 0.5).abs() < 0.02, "{early:?}");
+    clients.shutdown().await;
+    assert_eq!(handle.snapshot().running, 0);
+}

@@ -16,27 +16,27 @@ use crate::{
     BoxError, Hold, Overloaded, ResponseFuture,
     admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look},
     algorithm::fair_queue::{Charge, Ticket},
-    hold::sealed::Sealed,
+    hold::sealed::Held,
     sync::Arc,
 };
 
 pin_project! {
     /// The response of the inner service, once it is the request's turn; or the refusal.
-    pub struct WfqResponseFuture<S, R>
+    pub struct WfqResponseFuture<S, R, H>
     where
         S: Service<R>,
     {
         #[pin]
-        state: State<S, S::Future, R>,
+        state: State<S, S::Future, R, H>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<S, F, R> {
+    enum State<S, F, R, H> {
         // Boxed, which keeps the future of every request that need not wait small.
         Waiting { waiting: Pin<Box<Waiting<S, R>>> },
-        Called { #[pin] response: ResponseFuture<F, Running> },
+        Called { #[pin] response: ResponseFuture<F, H> },
         Failed { error: Option<BoxError> },
     }
 }
@@ -54,13 +54,16 @@ pin_project! {
     }
 }
 
-impl<S, R> WfqResponseFuture<S, R>
+impl<S, R, H> WfqResponseFuture<S, R, H>
 where
     S: Service<R>,
 {
     #[inline]
-    pub(super) fn called(future: S::Future, running: Running) -> Self {
-        let response = ResponseFuture::admitted(future, running);
+    pub(super) fn called(future: S::Future, running: Running) -> Self
+    where
+        H: From<Running>,
+    {
+        let response = ResponseFuture::admitted(future, running.into());
         Self {
             state: State::Called { response },
         }
@@ -183,12 +186,13 @@ impl<S, R> Waiting<S, R> {
     }
 }
 
-impl<S, R> Future for WfqResponseFuture<S, R>
+impl<S, R, H> Future for WfqResponseFuture<S, R, H>
 where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
+    H: Hold<S::Response> + From<Running>,
 {
-    type Output = Result<S::Response, BoxError>;
+    type Output = Result<H::Response, BoxError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -201,13 +205,13 @@ where
                     return Poll::Ready(Err(error.take().expect("polled after it completed")));
                 }
             };
-            let response = ResponseFuture::admitted(future, running);
+            let response = ResponseFuture::admitted(future, running.into());
             state.set(State::Called { response });
         }
     }
 }
 
-impl<S, R> fmt::Debug for WfqResponseFuture<S, R>
+impl<S, R, H> fmt::Debug for WfqResponseFuture<S, R, H>
 where
     S: Service<R>,
 {
@@ -264,7 +268,11 @@ impl Drop for Place {
 }
 
 /// A request that was sent. Dropping it settles what its tenant was charged.
-pub(crate) struct Running {
+#[allow(
+    unnameable_types,
+    reason = "it is held, and nothing else can be done with it"
+)]
+pub struct Running {
     gate: Arc<FairGate>,
     /// Until it is settled.
     charge: Option<Charge>,
@@ -300,21 +308,13 @@ impl Drop for Running {
     }
 }
 
-impl<Res> Hold<Res> for Running {
-    type Response = Res;
-
-    fn until_done(self, response: Res) -> Res {
-        response
-    }
-
+impl Held for Running {
     fn failed(self, error: &BoxError) {
         if Overloaded::find(error.as_ref()).is_some() {
             self.end(End::Refused);
         }
     }
 }
-
-impl Sealed for Running {}
 
 impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
