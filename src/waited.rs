@@ -39,12 +39,6 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Of a request that did not wait, when nobody else did.
-    pub(crate) const NONE: Self = Self {
-        own: Duration::ZERO,
-        oldest: None,
-    };
-
     /// Of the request that is being called on this thread. `None` outside of a `Service::call`, and where
     /// no `Wfq` is further out.
     pub fn current() -> Option<Self> {

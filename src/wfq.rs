@@ -43,7 +43,8 @@
 //! has the maths. No task is spawned.
 //!
 //! - **A tenant that was idle** begins where the others are: what it did not ask for is not saved up.
-//! - **A request that a layer further in refuses** costs its tenant nothing.
+//! - **A request that a layer further in refuses** costs its tenant no more than the time until it is refused,
+//!   which is next to nothing, and does not count towards what its requests are expected to take.
 //! - **Requests without a tenant** share one, [`Tenant::Anonymous`]. So do those whose name is empty or longer
 //!   than 256 bytes.
 //! - **Memory is bounded.** At most [`max_tenants`](WfqConfig::max_tenants) are remembered. One that has no
@@ -61,14 +62,16 @@
 //!
 //! # Cancellation
 //! A future may be dropped at any point: one that waits leaves the queue, and one whose turn it is passes the
-//! turn on. One that is kept, but not polled although it was woken, is passed over after 20 ms, so that it
+//! turn on. One that is kept, but not polled although it was woken, is passed over within a second, so that it
 //! does not stop the others. It needs a tokio runtime with time enabled wherever the future is polled.
 //!
 //! A request that was sent has been charged for, and what is charged in the end is the time that it really
 //! took, also if its future is dropped before it is done.
 //!
 //! # Cloning
-//! One layer value is one queue, however often [`Layer::layer`] is called and services are cloned.
+//! One layer value is one queue, however often [`Layer::layer`] is called and services are cloned. One request at
+//! a time has the turn, so all of them should share one limit inside: where it is another for some, those wait for
+//! each other.
 //!
 //! [`Reason::QueueFull`]: crate::Reason::QueueFull
 //! [`Reason::WaitTimeout`]: crate::Reason::WaitTimeout
@@ -84,7 +87,6 @@ mod spiffe;
 use std::{
     fmt,
     marker::PhantomData,
-    mem,
     num::NonZeroU32,
     task::{Context, Poll},
     time::Duration,
@@ -105,9 +107,9 @@ pub use self::{
 };
 pub use crate::admission::fair_gate::{Snapshot, Tenant, TenantSnapshot};
 use crate::{
-    BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse, Waited,
+    BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
-        fair_gate::{Arrived, End, FairGate},
+        fair_gate::{Arrived, FairGate, Wakes},
         shed,
     },
     sync::Arc,
@@ -237,29 +239,35 @@ where
         let WfqLayer { gate, extract, .. } = &self.fair;
         let cost = extract.cost(&request);
         let mut arrived = gate.arrive(extract.tenant(&request).as_deref(), cost);
-        if let Arrived::Begins(arrival, charge) = arrived {
-            let running = Running::new(Arc::clone(gate), charge);
-            match shed::try_now(|cx| self.inner.poll_ready(cx)) {
-                Poll::Ready(Ok(())) => {
-                    let future = Waited::NONE.around(|| self.inner.call(request));
-                    return WfqResponseFuture::called(future, running);
-                }
-                Poll::Ready(Err(error)) => {
-                    running.end(End::NotSent);
-                    self.inner = self.inner.clone(); // what it may have reserved goes with it
-                    return WfqResponseFuture::failed(error.into());
-                }
-                Poll::Pending => arrived = running.take_back(arrival),
+        let mut wakes = None;
+        if let Arrived::Begins(arrival, charge, waited) = arrived {
+            let mut running = Running::new(Arc::clone(gate), charge);
+            let polled = shed::try_now(|cx| self.inner.poll_ready(cx));
+            if let Poll::Ready(Ok(())) = polled {
+                running.send();
+                let future = waited.around(|| self.inner.call(request));
+                return WfqResponseFuture::called(future, running);
             }
+            // Whatever it has reserved goes with it. A limiter of another crate may have given it a place in its
+            // queue: whoever kept that would be handed what is for the one whose turn it is.
+            self.inner = self.inner.clone();
+            if let Poll::Ready(Err(error)) = polled {
+                return WfqResponseFuture::failed(error.into());
+            }
+            let (waits, granted) = running.take_back(arrival);
+            arrived = waits;
+            wakes = Some(granted);
         }
-        let place = match arrived {
-            Arrived::Waits(arrival) => Place::new(Arc::clone(gate), arrival),
-            Arrived::Refused(refusal) => return WfqResponseFuture::failed(refusal),
+        let future = match arrived {
+            Arrived::Waits(arrival) => {
+                let place = Place::new(Arc::clone(gate), arrival);
+                WfqResponseFuture::waiting(self.inner.clone(), request, place)
+            }
+            Arrived::Refused(refusal) => WfqResponseFuture::failed(refusal),
             Arrived::Begins(..) => unreachable!("it was just found to have to wait"),
         };
-        let fresh = self.inner.clone();
-        let inner = mem::replace(&mut self.inner, fresh);
-        WfqResponseFuture::waiting(inner, request, place)
+        wakes.map(Wakes::wake);
+        future
     }
 }
 

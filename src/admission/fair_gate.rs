@@ -19,7 +19,7 @@
 //! - **A turn that nobody uses is lent on.** A future that is kept but not polled any more would stop
 //!   everybody. It is known for one by this: it has been woken, because it got the turn or because its inner
 //!   service is ready, and has not been polled for [`LEASE`] since. Then the next one gets a turn as well.
-//!   Those who wait look for that, one of them in each `LEASE`, however many they are.
+//!   Those who wait look for that: about one of them in each `LEASE`, and each at least once a second.
 //!
 //! Wakers are cloned, woken and dropped outside the lock.
 
@@ -52,7 +52,11 @@ const MAX_NAME: usize = 256;
 
 /// So long a request that has been woken may take until it is polled: more than a busy executor needs, and
 /// less than anybody notices who waits.
-pub(crate) const LEASE: Duration = Duration::from_millis(20);
+const LEASE: Duration = Duration::from_millis(20);
+
+/// Each of those who wait looks at least this often whether the turn is used: when many leave, fewer are left
+/// to do it.
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 pub(crate) struct FairGate {
     state: Mutex<State>,
@@ -98,7 +102,7 @@ pub(crate) struct Arrival {
 /// What a request that has come may do.
 pub(crate) enum Arrived {
     /// Nobody is in its way: its tenant was charged, and it may begin.
-    Begins(Arrival, Charge),
+    Begins(Arrival, Charge, Waited),
     Waits(Arrival),
     Refused(Box<Overloaded>),
 }
@@ -118,6 +122,38 @@ pub(crate) enum Begun {
     Yes(Charge, Waited),
     /// It is another's turn by now, and this one waits again.
     No,
+}
+
+/// Who is to be woken when the lock is gone, and when what was done under it has an owner: a waker is foreign,
+/// and may panic.
+#[must_use]
+pub(crate) struct Wakes {
+    evicted: Option<Waker>,
+    granted: Option<(Ticket, Waker)>,
+}
+
+impl Wakes {
+    fn of(granted: Option<(Ticket, Waker)>) -> Self {
+        Self {
+            evicted: None,
+            granted,
+        }
+    }
+
+    /// Whoever is being polled need not be woken.
+    fn but_for(self, own: &Ticket) -> Self {
+        let granted = self.granted.filter(|(ticket, _)| ticket != own);
+        Self { granted, ..self }
+    }
+
+    pub(crate) fn wake(self) {
+        if let Some((_, waker)) = self.granted {
+            waker.wake();
+        }
+        if let Some(waker) = self.evicted {
+            waker.wake();
+        }
+    }
 }
 
 /// How a request ended.
@@ -204,27 +240,28 @@ impl FairGate {
         };
         let alone = !state.queue.has_next() && !state.has_turn(now);
         if alone && state.queue.may_run(tenant) {
-            return Arrived::Begins(arrival, state.queue.begin_at_once(tenant, cost, now));
+            // Others may wait that their tenant's own hold back.
+            let waited = state.waited(now, now);
+            let charge = state.queue.begin_at_once(tenant, cost, now);
+            return Arrived::Begins(arrival, charge, waited);
         }
         self.queue_up(&mut state, arrival, now)
     }
 
     /// Takes back what [`arrive`](Self::arrive) charged: the request has to wait after all.
-    pub(crate) fn take_back(&self, arrival: Arrival, charge: Charge) -> Arrived {
+    pub(crate) fn take_back(&self, arrival: Arrival, charge: Charge) -> (Arrived, Wakes) {
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
         state.queue.take_back(charge, arrival.virtual_time);
         let granted = state.pass_on(now);
         let arrived = self.queue_up(&mut state, arrival, now);
-        drop(state);
-        wake(granted);
-        arrived
+        (arrived, Wakes::of(granted))
     }
 
     /// Where there is no room, that is told at once. It is looked for again when the request is first polled:
     /// until then it is in nobody's way.
     fn queue_up(&self, state: &mut State, arrival: Arrival, now: u64) -> Arrived {
-        if self.has_room(state, arrival.tenant) {
+        if self.has_room(state, arrival.tenant, self.bounds.max_waiting()) {
             return Arrived::Waits(arrival);
         }
         let refusal = self.refuse(state, arrival.tenant, Reason::QueueFull, now);
@@ -237,19 +274,20 @@ impl FairGate {
         &self,
         arrival: Arrival,
         waker: Waker,
-    ) -> Result<Ticket, Box<Overloaded>> {
+    ) -> Result<(Ticket, Wakes), Box<Overloaded>> {
         let Arrival {
             tenant, cost, at, ..
         } = arrival;
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
-        if !self.has_room(&mut state, tenant) {
+        let max_waiting = self.bounds.max_waiting();
+        if !self.has_room(&mut state, tenant, max_waiting) {
             let refusal = self.refuse(&mut state, tenant, Reason::QueueFull, now);
             drop(state); // before the waker, which is foreign
             return Err(refusal);
         }
         let mut evicted = None;
-        if state.queue.waiting() >= self.bounds.max_waiting() {
+        if state.queue.waiting() >= max_waiting {
             let (hog, waker) = state.queue.make_room(tenant).expect("there is room");
             self.count(&mut state, hog, Reason::QueueFull);
             evicted = Some(waker);
@@ -257,17 +295,15 @@ impl FairGate {
         let ticket = state.queue.push(tenant, cost, at, waker);
         let granted = state.pass_on(now);
         drop(state);
-        evicted.inspect(Waker::wake_by_ref);
-        wake_others(granted, &ticket);
-        Ok(ticket)
+        let wakes = Wakes::of(granted).but_for(&ticket);
+        Ok((ticket, Wakes { evicted, ..wakes }))
     }
 
     /// Whether there is room for another request of this tenant, or somebody can make it.
-    fn has_room(&self, state: &mut State, tenant: u32) -> bool {
+    fn has_room(&self, state: &mut State, tenant: u32, max_waiting: usize) -> bool {
         let own = state.queue.state(tenant).waiting as usize;
         own < self.max_waiting_per_tenant.load(Relaxed)
-            && (state.queue.waiting() < self.bounds.max_waiting()
-                || state.queue.hog(tenant).is_some())
+            && (state.queue.waiting() < max_waiting || state.queue.hog(tenant).is_some())
     }
 
     /// What there is for a request that waits. If there is nothing, `waker` is woken when there is.
@@ -283,7 +319,7 @@ impl FairGate {
                 turn.woken = None;
                 Some(Look::Turn)
             } else if let Some(kept) = state.queue.with(ticket) {
-                let wait = Look::Wait(LEASE.saturating_mul(waiting as u32));
+                let wait = Look::Wait(LEASE.saturating_mul(waiting as u32).min(LONGEST_LOOK));
                 if kept.will_wake(waker) {
                     Some(wait)
                 } else {
@@ -299,7 +335,7 @@ impl FairGate {
             };
             drop(state);
             drop(old);
-            wake_others(granted, ticket);
+            Wakes::of(granted).but_for(ticket).wake();
             match look {
                 Some(look) => return look,
                 None => fresh = Some(waker.clone()), // not under the lock
@@ -316,28 +352,22 @@ impl FairGate {
     }
 
     /// A request whose turn it is can be sent; it is, unless it is another's turn by now.
-    pub(crate) fn begin(&self, ticket: &Ticket) -> Begun {
+    pub(crate) fn begin(&self, ticket: &Ticket) -> (Begun, Wakes) {
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
         let turn = state.turns.iter().position(|turn| turn.ticket == *ticket);
         let Turn { mut charge, .. } = state.turns.swap_remove(turn.expect("it is its turn"));
-        let since = |at: u64| Duration::from_nanos(now.saturating_sub(at));
         let begun = if state.queue.yields(&charge, now) {
             state.queue.put_back(ticket, charge);
             Begun::No
         } else {
             // Its waker is ours: it was taken when it got the turn.
             let (at, _) = state.queue.begin(ticket, &mut charge, now);
-            let waited = Waited {
-                own: since(at),
-                oldest: state.queue.oldest().map(since),
-            };
-            Begun::Yes(charge, waited)
+            Begun::Yes(charge, state.waited(at, now))
         };
         let granted = state.pass_on(now);
         drop(state);
-        wake_others(granted, ticket);
-        begun
+        (begun, Wakes::of(granted).but_for(ticket))
     }
 
     /// A request that waits, or whose turn it is, gives up, and is gone.
@@ -349,17 +379,14 @@ impl FairGate {
         state.tenants.detach(arrival.tenant);
         drop(state);
         drop(waker);
-        wake(granted);
+        Wakes::of(granted).wake();
     }
 
-    /// The same, because it has waited as long as it may.
-    pub(crate) fn time_out(&self, arrival: Arrival, ticket: &Ticket) -> Box<Overloaded> {
+    /// Refuses a request that has waited as long as it may. It still has to leave.
+    pub(crate) fn time_out(&self, arrival: Arrival) -> Box<Overloaded> {
         let now = self.clock.nanos();
         let mut state = lock(&self.state);
-        let refusal = self.refuse(&mut state, arrival.tenant, Reason::WaitTimeout, now);
-        drop(state);
-        self.leave(arrival, ticket);
-        refusal
+        self.refuse(&mut state, arrival.tenant, Reason::WaitTimeout, now)
     }
 
     /// A request that never waited, or waits no more, is gone.
@@ -380,7 +407,7 @@ impl FairGate {
             }
             End::Refused => {
                 state.refused += 1;
-                state.queue.refund(charge);
+                state.queue.refuse(charge, now);
                 state.tenants.note_refused(tenant);
             }
             End::NotSent => state.queue.refund(charge),
@@ -389,7 +416,7 @@ impl FairGate {
         // It may have been all that its tenant may have running.
         let granted = state.pass_on(now);
         drop(state);
-        wake(granted);
+        Wakes::of(granted).wake();
     }
 
     pub(crate) fn set_weight(&self, tenant: &str, weight: u32) -> Result<(), ConfigError> {
@@ -421,7 +448,7 @@ impl FairGate {
             .set_max_running(max.map_or(u32::MAX, NonZeroU32::get));
         let granted = state.pass_on(now);
         drop(state);
-        wake(granted);
+        Wakes::of(granted).wake();
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -490,6 +517,15 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
 }
 
 impl State {
+    /// What the layers inside are told of a request that came at `at`.
+    fn waited(&self, at: u64, now: u64) -> Waited {
+        let since = |at: u64| Duration::from_nanos(now.saturating_sub(at));
+        Waited {
+            own: since(at),
+            oldest: self.queue.oldest().map(since),
+        }
+    }
+
     /// Whether somebody has the turn, and uses it.
     fn has_turn(&self, now: u64) -> bool {
         self.turns.iter().any(|turn| turn.is_used(now))
@@ -524,17 +560,6 @@ impl State {
         self.queue.with(ticket)?;
         Some(self.queue.cancel(ticket))
     }
-}
-
-fn wake(granted: Option<(Ticket, Waker)>) {
-    if let Some((_, waker)) = granted {
-        waker.wake();
-    }
-}
-
-/// Whoever is being polled need not be woken.
-fn wake_others(granted: Option<(Ticket, Waker)>, own: &Ticket) {
-    wake(granted.filter(|(ticket, _)| ticket != own));
 }
 
 impl fmt::Debug for FairGate {

@@ -376,12 +376,17 @@ impl<T> FairQueue<T> {
 
     /// Whether it is no longer the turn of a request whose turn it was, by what was settled since.
     pub(crate) fn yields(&mut self, charge: &Charge, now: u64) -> bool {
-        let Some((_, top)) = self.fairest(now) else {
-            return false;
-        };
         let tag = self.tenants[charge.tenant as usize].tag;
         let start = tag.saturating_sub(charge.amount());
-        top < self.key(start.saturating_add(self.overrun(charge.tenant, now)))
+        let start = self.key(start.saturating_add(self.overrun(charge.tenant, now)));
+        for _ in 0..LOOKS {
+            match self.look_at_top(now) {
+                Some(Some((_, top))) => return top < start,
+                Some(None) => {}
+                None => return false,
+            }
+        }
+        false // it is not known whose turn it is, so it may as well be this one's
     }
 
     /// Lets a request whose turn it was wait again, ahead of its tenant's others.
@@ -438,12 +443,25 @@ impl<T> FairQueue<T> {
         used
     }
 
-    /// The request was not served after all: its tenant is charged nothing, and nothing is learned.
+    /// The request was refused further in: its tenant is charged what that took, which is next to nothing if
+    /// nothing was done for it. Nothing is learned.
+    pub(crate) fn refuse(&mut self, charge: Charge, now: u64) {
+        let took = charge.begun.map_or(0, |begun| now.saturating_sub(begun));
+        let used = took.saturating_mul(charge.cost.get().into());
+        self.step(charge.tenant);
+        self.settle(charge, used);
+    }
+
+    /// The request was not sent after all: its tenant is charged nothing, and nothing is learned.
     pub(crate) fn refund(&mut self, charge: Charge) {
-        let tag = &mut self.tenants[charge.tenant as usize].tag;
-        // But for the smallest step there is: of two that are equal, it was its turn and is the other's.
-        *tag = tag.saturating_add(1 << STEP);
+        self.step(charge.tenant);
         self.settle(charge, 0);
+    }
+
+    /// The smallest there is: of two that are equal, it was this one's turn and is the other's.
+    fn step(&mut self, id: u32) {
+        let tag = &mut self.tenants[id as usize].tag;
+        *tag = tag.saturating_add(1 << STEP);
     }
 
     /// What [`begin_at_once`](Self::begin_at_once) was for is not begun after all: everything is as it was
@@ -509,15 +527,24 @@ impl<T> FairQueue<T> {
     /// The tenant that is next, and the key of its start tag.
     fn fairest(&mut self, now: u64) -> Option<(u32, u64)> {
         for _ in 0..LOOKS {
-            let (id, known) = self.ready.top()?;
-            let tag = self.tenants[id as usize].tag;
-            let start = self.key(tag.saturating_add(self.overrun(id, now)));
-            if start <= known {
-                return Some((id, known));
+            let looked_at = self.look_at_top(now)?;
+            if looked_at.is_some() {
+                return looked_at;
             }
-            self.ready.set(id, start);
         }
         self.ready.top()
+    }
+
+    /// The tenant on top, if it belongs there. If not, it is put where it does.
+    fn look_at_top(&mut self, now: u64) -> Option<Option<(u32, u64)>> {
+        let (id, known) = self.ready.top()?;
+        let tag = self.tenants[id as usize].tag;
+        let start = self.key(tag.saturating_add(self.overrun(id, now)));
+        if start <= known {
+            return Some(Some((id, known)));
+        }
+        self.ready.set(id, start);
+        Some(None)
     }
 
     /// Says at which tag it begins.
@@ -582,7 +609,9 @@ impl<T> FairQueue<T> {
         if was_held_back {
             self.catch_up(charge.tenant);
         }
-        if less || was_held_back {
+        // What it was over by was counted at the price of now.
+        let repriced = self.tenants[charge.tenant as usize].price != charge.price;
+        if less || was_held_back || repriced {
             self.reorder(charge.tenant);
         }
     }

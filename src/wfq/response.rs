@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Hold, Overloaded, ResponseFuture,
-    admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look},
+    admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
     algorithm::fair_queue::{Charge, Ticket},
     hold::sealed::Held,
     sync::Arc,
@@ -103,21 +103,28 @@ where
             let ticket = ready!(self.as_mut().poll_turn(cx))?;
             let this = self.as_mut().project();
             let waker = WakesTurn::waker(this.wakes_turn, cx.waker(), this.place, ticket);
+            let polling = Polling(this.place, ticket);
             let polled = this.inner.poll_ready(&mut Context::from_waker(waker));
+            drop(polling);
             if polled.map_err(Into::into)?.is_pending() {
-                let timed_out = ready!(self.as_mut().poll_timer(cx, None));
-                debug_assert!(timed_out, "there is nothing else to look at");
-                return Poll::Ready(Err(self.project().place.time_out()));
+                ready!(self.as_mut().poll_timer(cx, None));
+                return Poll::Ready(Err(self.place.gate.time_out(self.place.arrival)));
             }
-            match this.place.gate.begin(&ticket) {
+            let (begun, wakes) = this.place.gate.begin(&ticket);
+            match begun {
                 Begun::Yes(charge, waited) => {
-                    let running = this.place.run(charge);
+                    let mut running = this.place.run(charge);
+                    wakes.wake();
+                    running.send();
                     let request = this.request.take().expect("sent once");
                     let future = waited.around(|| this.inner.call(request));
                     return Poll::Ready(Ok((future, running)));
                 }
-                // What the inner service has reserved is for whoever has the turn now.
-                Begun::No => *this.inner = this.inner.clone(),
+                Begun::No => {
+                    // What the inner service has reserved is for whoever has the turn now.
+                    *this.inner = this.inner.clone();
+                    wakes.wake();
+                }
             }
         }
     }
@@ -137,8 +144,9 @@ impl<S, R> Waiting<S, R> {
                 Stage::Waits(ticket) => ticket,
                 Stage::Arrived => {
                     let entered = gate.enqueue(*arrival, cx.waker().clone());
-                    let ticket = entered.map_err(|refusal| refusal as BoxError)?;
+                    let (ticket, wakes) = entered.map_err(|refusal| refusal as BoxError)?;
                     *stage = Stage::Waits(ticket);
+                    wakes.wake();
                     let max_wait = gate.bounds.max_wait();
                     *this.deadline = max_wait.map(|max_wait| sleep(max_wait).deadline());
                     ticket
@@ -150,15 +158,16 @@ impl<S, R> Waiting<S, R> {
                 Look::Evicted(refusal) => return Poll::Ready(Err(refusal)),
                 Look::Wait(look_again) => {
                     if ready!(self.as_mut().poll_timer(cx, Some(look_again))) {
-                        return Poll::Ready(Err(self.project().place.time_out()));
+                        let Place { gate, arrival, .. } = &self.place;
+                        return Poll::Ready(Err(gate.time_out(*arrival)));
                     }
                 }
             }
         }
     }
 
-    /// Ready when the deadline is over (true), or when it is time to look again (false). One timer does for
-    /// both.
+    /// Ready when the deadline is over (true), or when it is time to look again (false), if that is asked for.
+    /// One timer does for both.
     fn poll_timer(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -166,23 +175,28 @@ impl<S, R> Waiting<S, R> {
     ) -> Poll<bool> {
         let this = self.project();
         let mut timer = this.timer;
-        let armed = (timer.as_ref().as_pin_ref()).is_some_and(|timer| !timer.is_elapsed());
-        if !armed {
-            let look_again = look_again.map(|after| sleep(after).deadline());
-            let Some(at) = (*this.deadline).into_iter().chain(look_again).min() else {
-                return Poll::Pending;
-            };
-            match timer.as_mut().as_pin_mut() {
-                Some(timer) => timer.reset(at),
-                None => timer.set(Some(sleep_until(at))),
+        loop {
+            let armed = (timer.as_ref().as_pin_ref()).is_some_and(|timer| !timer.is_elapsed());
+            if !armed {
+                let look_again = look_again.map(|after| sleep(after).deadline());
+                let Some(at) = (*this.deadline).into_iter().chain(look_again).min() else {
+                    return Poll::Pending;
+                };
+                match timer.as_mut().as_pin_mut() {
+                    Some(timer) => timer.reset(at),
+                    None => timer.set(Some(sleep_until(at))),
+                }
+            }
+            let mut armed = timer.as_mut().as_pin_mut().expect("armed");
+            ready!(armed.as_mut().poll(cx));
+            if (*this.deadline).is_some_and(|deadline| armed.deadline() >= deadline) {
+                return Poll::Ready(true);
+            }
+            // It may have been set to look again before it was its turn: then only the deadline is left.
+            if look_again.is_some() {
+                return Poll::Ready(false);
             }
         }
-        let mut timer = timer.as_pin_mut().expect("armed");
-        ready!(timer.as_mut().poll(cx));
-        Poll::Ready(
-            this.deadline
-                .is_some_and(|deadline| timer.deadline() >= deadline),
-        )
     }
 }
 
@@ -200,7 +214,14 @@ where
         loop {
             let (future, running) = match state.as_mut().project() {
                 StateProjection::Called { response } => return response.poll(cx),
-                StateProjection::Waiting { waiting } => ready!(waiting.as_mut().poll(cx))?,
+                StateProjection::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx)) {
+                    Ok(sent) => sent,
+                    Err(error) => {
+                        // It leaves now, whatever becomes of this future: others wait for its turn.
+                        state.set(State::Failed { error: None });
+                        return Poll::Ready(Err(error));
+                    }
+                },
                 StateProjection::Failed { error } => {
                     return Poll::Ready(Err(error.take().expect("polled after it completed")));
                 }
@@ -248,11 +269,15 @@ impl Place {
         self.stage = Stage::Gone;
         Running::new(Arc::clone(&self.gate), charge)
     }
+}
 
-    fn time_out(&mut self) -> BoxError {
-        match std::mem::replace(&mut self.stage, Stage::Gone) {
-            Stage::Waits(ticket) => self.gate.time_out(self.arrival, &ticket),
-            Stage::Arrived | Stage::Gone => unreachable!("only who waits has a deadline"),
+/// If the inner service panics while it is polled, the future may yet be kept: its turn is one that nobody uses.
+struct Polling<'a>(&'a Place, Ticket);
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.gate.note_woken(&self.1);
         }
     }
 }
@@ -267,7 +292,7 @@ impl Drop for Place {
     }
 }
 
-/// A request that was sent. Dropping it settles what its tenant was charged.
+/// A request that its tenant was charged for. Dropping it settles that.
 #[allow(
     unnameable_types,
     reason = "it is held, and nothing else can be done with it"
@@ -276,42 +301,43 @@ pub struct Running {
     gate: Arc<FairGate>,
     /// Until it is settled.
     charge: Option<Charge>,
+    end: End,
 }
 
 impl Running {
     pub(super) fn new(gate: Arc<FairGate>, charge: Charge) -> Self {
-        let charge = Some(charge);
-        Self { gate, charge }
+        Self {
+            gate,
+            charge: Some(charge),
+            end: End::NotSent,
+        }
+    }
+
+    /// It is sent now.
+    pub(super) fn send(&mut self) {
+        self.end = End::Served;
     }
 
     /// It was not sent after all, and has to wait.
-    pub(super) fn take_back(mut self, arrival: Arrival) -> Arrived {
+    pub(super) fn take_back(mut self, arrival: Arrival) -> (Arrived, Wakes) {
         let charge = self.charge.take().expect("it has not ended");
         self.gate.take_back(arrival, charge)
-    }
-
-    pub(super) fn end(mut self, end: End) {
-        self.settle(end);
-    }
-
-    fn settle(&mut self, end: End) {
-        if let Some(charge) = self.charge.take() {
-            self.gate.end(charge, end);
-        }
     }
 }
 
 impl Drop for Running {
     #[inline]
     fn drop(&mut self) {
-        self.settle(End::Served);
+        if let Some(charge) = self.charge.take() {
+            self.gate.end(charge, self.end);
+        }
     }
 }
 
 impl Held for Running {
-    fn failed(self, error: &BoxError) {
+    fn failed(mut self, error: &BoxError) {
         if Overloaded::find(error.as_ref()).is_some() {
-            self.end(End::Refused);
+            self.end = End::Refused;
         }
     }
 }

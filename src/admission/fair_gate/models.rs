@@ -32,21 +32,24 @@ impl Stack {
     /// One whole request, as `Wfq` makes it. Says whether it was sent.
     fn request(&self, tenant: &str, gives_up: GivesUp) -> bool {
         let mut arrived = self.fair.arrive(Some(tenant), NonZeroU32::MIN);
-        if let Arrived::Begins(arrival, charge) = arrived {
+        if let Arrived::Begins(arrival, charge, _) = arrived {
             if self.seat.try_admit(()) {
                 self.run(charge);
                 return true;
             }
-            arrived = self.fair.take_back(arrival, charge);
+            let (waits, wakes) = self.fair.take_back(arrival, charge);
+            arrived = waits;
+            wakes.wake();
         }
         let Arrived::Waits(arrival) = arrived else {
             return false;
         };
         let (parked, waker) = Parked::new();
-        let Ok(ticket) = self.fair.enqueue(arrival, waker.clone()) else {
+        let Ok((ticket, wakes)) = self.fair.enqueue(arrival, waker.clone()) else {
             self.fair.depart(arrival);
             return false;
         };
+        wakes.wake();
         if gives_up == GivesUp::WhileItWaits {
             self.fair.leave(arrival, &ticket);
             return false;
@@ -68,7 +71,9 @@ impl Stack {
                 return false;
             }
             model::acquire(&*self.seat, ());
-            match self.fair.begin(&ticket) {
+            let (begun, wakes) = self.fair.begin(&ticket);
+            wakes.wake();
+            match begun {
                 Begun::Yes(charge, _) => {
                     self.run(charge);
                     return true;
@@ -90,7 +95,7 @@ impl Stack {
         assert_eq!(snapshot.served, served);
         assert!(lock(&self.fair.state).turns.is_empty());
         assert_eq!(self.seat.snapshot().in_flight, 0);
-        let Arrived::Begins(_, charge) = self.fair.arrive(None, NonZeroU32::MIN) else {
+        let Arrived::Begins(_, charge, _) = self.fair.arrive(None, NonZeroU32::MIN) else {
             panic!("nobody is in the way")
         };
         self.fair.end(charge, End::NotSent);
@@ -146,6 +151,16 @@ fn one_that_leaves_with_the_turn_passes_it_on() {
 fn one_that_was_held_back_by_its_tenants_own_is_let_in_after_it() {
     check(&[("a", Never), ("a", Never), ("b", Never)], |stack| {
         stack.seat.set_limit(3).expect("seats for all");
+        stack
+            .fair
+            .set_max_in_flight_per_tenant(Some(NonZeroU32::MIN));
+    });
+}
+
+/// What one has been charged for, and gives back, may be what holds back another of its tenant's.
+#[test]
+fn one_that_has_to_wait_after_all_lets_in_what_it_held_back() {
+    check(&[("a", Never), ("a", Never), ("b", Never)], |stack| {
         stack
             .fair
             .set_max_in_flight_per_tenant(Some(NonZeroU32::MIN));
