@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use support::{assert_refused, finish, now, poll, refusal};
+use support::{Behaviour, Probe, assert_refused, finish, now, poll, refusal};
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
@@ -210,8 +210,10 @@ async fn one_that_is_evicted_is_woken_to_be_told() {
     let _first = server.pending("flood", 2);
     let evicted = tokio::spawn(server.send("flood", 3));
     tokio::task::yield_now().await;
+    let begun = now();
     let _quiet = server.pending("quiet", 4);
     assert_refused(evicted.await.unwrap(), Reason::QueueFull);
+    assert_eq!(begun.elapsed(), Duration::ZERO, "at once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -779,4 +781,293 @@ fn an_unpolled_future_is_in_nobodys_way() {
     assert_eq!(finish(first).unwrap(), 0);
     assert!(matches!(poll(&mut last), Poll::Ready(Ok(10))));
     drop(unpolled);
+}
+
+/// A limiter of another crate gives whoever polls it a place in its queue, and cannot be told not to.
+#[tokio::test(start_paused = true)]
+async fn one_that_was_tried_before_it_had_to_wait_keeps_nothing_of_a_foreign_limiter() {
+    let mut service = ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(tower::limit::GlobalConcurrencyLimitLayer::new(1))
+        .service_fn(|(_, number): Request| async move {
+            sleep(MS).await;
+            Ok::<_, BoxError>(number)
+        });
+    // All called before any is polled, as servers do that spawn a task for each response.
+    let responses: Vec<_> = (0..5).map(|number| service.call(("a", number))).collect();
+    let mut tasks = JoinSet::new();
+    for response in responses.into_iter().rev() {
+        tasks.spawn(support::boxed(response));
+    }
+    let served = tokio::time::timeout(Duration::from_secs(60), tasks.join_all()).await;
+    assert_eq!(served.expect("nobody is stuck").len(), 5);
+}
+
+/// It holds a seat through a foreign `Buffer` too, whose worker waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_buffer_inside_is_no_obstacle() {
+    let inner = tower::buffer::Buffer::new(
+        tower::limit::ConcurrencyLimit::new(
+            service_fn(|number: u32| async move {
+                sleep(MS).await;
+                Ok::<_, BoxError>(number)
+            }),
+            1,
+        ),
+        1,
+    );
+    let mut service = WfqLayer::new(WfqConfig::default(), |_: &u32| Some("a")).layer(inner);
+    let responses: Vec<_> = (0..40).map(|number| service.call(number)).collect();
+    let mut tasks = JoinSet::new();
+    for response in responses {
+        tasks.spawn(support::boxed(response));
+    }
+    let served = tokio::time::timeout(Duration::from_secs(60), tasks.join_all()).await;
+    assert_eq!(served.expect("nobody is stuck").len(), 40);
+}
+
+/// The inner service fails or panics once, while it is polled by the one whose turn it is. That future is done,
+/// but is kept.
+#[tokio::test(start_paused = true)]
+async fn a_future_that_failed_and_is_kept_has_passed_its_turn_on() {
+    for behaviour in [Behaviour::Fails, Behaviour::Panics] {
+        let probe = Probe::new();
+        let service = WfqLayer::new(WfqConfig::default(), |_: &u32| Some("a")).layer(probe.clone());
+        probe.set(|script| script.ready = Behaviour::Pends);
+        let mut first = support::request(&service);
+        assert!(poll(&mut first).is_pending()); // has the turn
+        let second = tokio::spawn(support::request(&service));
+        tokio::task::yield_now().await;
+        probe.set(|script| script.ready = behaviour);
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| poll(&mut first)));
+        assert_eq!(polled.is_err(), behaviour == Behaviour::Panics);
+        probe.set(|script| script.ready = Behaviour::Works);
+        let begun = now();
+        assert_eq!(second.await.unwrap().unwrap(), 7);
+        assert!(begun.elapsed() <= Duration::from_secs(1));
+        drop(first);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_timed_out_and_is_kept_holds_nothing() {
+    let server = Server::new(1, WfqConfig::default().max_wait(10 * MS));
+    let running = server.pending("a", 0);
+    let mut timed_out = server.pending("a", 1);
+    sleep(20 * MS).await;
+    let Poll::Ready(result) = poll(&mut timed_out) else {
+        panic!("it has waited long enough")
+    };
+    assert_refused(result, Reason::WaitTimeout);
+    server.go.add_permits(2);
+    running.await.unwrap();
+    assert_eq!(seats_taken(&server), 0, "the seat was not kept for it");
+    server.send("b", 2).await.unwrap();
+}
+
+/// What it is woken for may come just when a timer that it no longer needs does.
+#[tokio::test(start_paused = true)]
+async fn without_max_wait_nobody_is_timed_out() {
+    let server = Server::new(1, WfqConfig::default());
+    let running = server.pending("a", 0);
+    let first = server.pending("a", 1);
+    let mut second = server.pending("b", 2); // has set its timer to look again
+    drop(first); // and now has the turn
+    for _ in 0..100 {
+        sleep(MS).await;
+        assert!(poll(&mut second).is_pending());
+    }
+    server.go.add_permits(2);
+    running.await.unwrap();
+    second.await.unwrap();
+}
+
+/// A handler works for a while, and is then refused by something further down: that was no refusal of the
+/// stack's, and what it used is charged for.
+#[tokio::test(start_paused = true)]
+async fn work_is_not_free_because_it_ended_in_a_refusal() {
+    let full = ConcurrencyLimitLayer::new(1).handle();
+    let _taken = full.try_acquire().unwrap();
+    let refusal = full.try_acquire().unwrap_err();
+    let fair = WfqLayer::new(WfqConfig::default(), tenant);
+    let handle = fair.handle();
+    let service = ServiceBuilder::new()
+        .layer(fair)
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service_fn(move |(tenant, number): Request| {
+            let refusal = (tenant == "refused").then(|| refusal.clone());
+            async move {
+                sleep(10 * MS).await;
+                match refusal {
+                    Some(refusal) => Err(BoxError::from(refusal)),
+                    None => Ok(number),
+                }
+            }
+        });
+    let mut tasks = JoinSet::new();
+    for tenant in ["refused", "served"].repeat(40) {
+        tasks.spawn(support::boxed(service.clone().oneshot((tenant, 0))));
+    }
+    sleep(405 * MS).await;
+    let refused = handle.tenant("refused").unwrap().refused;
+    let served = handle.tenant("served").unwrap().served;
+    assert!(refused.abs_diff(served) <= 1, "{refused} and {served}");
+}
+
+/// A seat that gets free is for the one whose turn it is, however late it looks.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_does_not_overtake_those_who_wait() {
+    let probe = Probe::new();
+    let fair = WfqLayer::new(WfqConfig::default(), |_: &u32| Some("a"));
+    let mut service = fair.layer(probe.clone());
+    probe.set(|script| script.ready = Behaviour::Pends);
+    let mut first = support::request(&service);
+    let mut second = support::request(&service);
+    assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+    probe.set(|script| script.ready = Behaviour::Works);
+    let mut newcomer = service.call(7);
+    assert!(poll(&mut newcomer).is_pending());
+    assert_eq!(probe.calls(), 0);
+    drop(first); // nobody has the turn for an instant, but one waits for it
+    let mut newcomer_too = service.call(7);
+    assert!(poll(&mut newcomer_too).is_pending());
+    assert_eq!(finish(second).unwrap(), 7);
+    assert_eq!(finish(newcomer).unwrap(), 7);
+    assert_eq!(finish(newcomer_too).unwrap(), 7);
+}
+
+/// Whatever becomes of a request, its tenant can be forgotten after it.
+#[tokio::test(start_paused = true)]
+async fn no_request_leaves_its_tenant_behind() {
+    let fair = WfqLayer::new(WfqConfig::default().max_tenants(1), tenant);
+    let (handle, limit) = (fair.handle(), ConcurrencyLimitLayer::new(1));
+    let mut seat = Some(limit.handle().try_acquire().unwrap());
+    let mut service = ServiceBuilder::new()
+        .layer(fair)
+        .layer(limit)
+        .service_fn(|(_, number): Request| async move { Ok::<_, BoxError>(number) });
+    for (what, name) in [
+        ("is not polled", "a"),
+        ("is cancelled with the turn", "b"),
+        ("is cancelled while it waits", "c"),
+        ("finds no room when it comes", "d"),
+        ("finds no room when it is polled", "e"),
+        ("is served", "f"),
+        ("is the last", "g"),
+    ] {
+        let no_room = |no_room: bool| {
+            handle.set_max_waiting_per_tenant(if no_room { 0 } else { 50 });
+        };
+        let mut ahead = support::boxed(service.call(("", 0))); // of the anonymous tenant
+        match name {
+            "c" => assert!(poll(&mut ahead).is_pending()), // has the turn
+            "g" => assert_eq!(finish(&mut ahead).unwrap(), 0),
+            _ => {}
+        }
+        no_room(name == "d");
+        seat.take_if(|_| name == "f");
+        let mut response = support::boxed(service.call((name, 1)));
+        no_room(name == "e");
+        match name {
+            "a" => {}
+            "d" | "e" => assert_refused(finish(&mut response), Reason::QueueFull),
+            "f" | "g" => assert_eq!(finish(&mut response).unwrap(), 1),
+            _ => assert!(poll(&mut response).is_pending()),
+        }
+        no_room(false);
+        assert_eq!(handle.snapshot().overflowed, 0, "of one that {what}");
+        assert_eq!(handle.snapshot().tenants, 1);
+    }
+}
+
+/// One that is ahead of the others cannot be forgotten, but another one can that was away for less long.
+#[tokio::test(start_paused = true)]
+async fn one_that_cannot_be_forgotten_is_not_in_the_way_of_another() {
+    let server = Server::new(10, WfqConfig::default().max_tenants(2));
+    let _running = server.pending("", 0);
+    let mut ahead = server.pending("ahead", 1);
+    sleep(10 * MS).await;
+    server.go.add_permits(2); // the other one stays where it is: nobody polls it
+    assert!(poll(&mut ahead).is_ready());
+    drop(server.send("idle", 2));
+    let _new = server.pending("new", 3);
+    assert_eq!(server.handle.snapshot().overflowed, 0);
+    assert!(server.handle.tenant("ahead").is_some() && server.handle.tenant("idle").is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cap_that_is_raised_wakes_those_it_held_back() {
+    let server = Server::new(10, WfqConfig::default().max_in_flight_per_tenant(1));
+    let mut tasks = JoinSet::new();
+    (0..3).for_each(|number| drop(tasks.spawn(server.send("a", number))));
+    tokio::task::yield_now().await;
+    assert_eq!(seats_taken(&server), 1);
+    let begun = now();
+    server.handle.set_max_in_flight_per_tenant(None);
+    server.go.add_permits(3);
+    tasks.join_all().await;
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_the_fast_path_too_it_is_told_who_waits() {
+    let server = Server::new(10, WfqConfig::default().max_in_flight_per_tenant(1));
+    let _running = server.pending("a", 0);
+    let _held_back = server.pending("a", 1);
+    sleep(50 * MS).await;
+    let _other = server.pending("b", 2);
+    let waited = *server.waited.lock().unwrap().last().unwrap();
+    assert_eq!((waited.own, waited.oldest), (Duration::ZERO, Some(50 * MS)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_is_from_the_call_on() {
+    let server = Server::new(1, WfqConfig::default());
+    let mut service_calls = server.pending("a", 0);
+    let mut waits = server.send("a", 1);
+    // `oneshot` calls when it is first polled; from then on it waits.
+    sleep(5 * MS).await;
+    assert!(poll(&mut waits).is_pending());
+    sleep(7 * MS).await;
+    server.go.add_permits(2);
+    assert!(poll(&mut service_calls).is_ready());
+    waits.await.unwrap();
+    assert_eq!(server.waited.lock().unwrap()[1].own, 7 * MS);
+}
+
+/// A waker is foreign code: if it panics, that is the caller's to see, and nothing is lost.
+#[tokio::test(start_paused = true)]
+async fn a_waker_that_panics_loses_nothing() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+    let panics = std::task::Waker::from(Arc::new(Panics));
+    let server = Server::new(1, WfqConfig::default());
+    let running = server.pending("a", 0);
+    let mut turn = server.pending("a", 1);
+    let mut behind = server.send("b", 2);
+    assert!(
+        behind
+            .as_mut()
+            .poll(&mut std::task::Context::from_waker(&panics))
+            .is_pending()
+    );
+    server.go.add_permits(1);
+    running.await.unwrap();
+    // It begins, and passes the turn on.
+    let passed_on = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| poll(&mut turn)));
+    assert!(passed_on.is_err());
+    drop(turn);
+    drop(behind);
+    assert_eq!(
+        (
+            server.handle.snapshot().running,
+            server.handle.snapshot().waiting
+        ),
+        (0, 0)
+    );
+    assert_eq!(seats_taken(&server), 0);
 }

@@ -54,6 +54,9 @@ const ONE: u64 = 1 << 40;
 /// hours of one seat. What is further ahead than that is last, in no order.
 const STEP: u32 = 24;
 
+/// What a tenant may be ahead by, and yet be forgotten: 16 nanoseconds, or a million refusals.
+const FORGIVEN: u128 = (ONE as u128) << 4;
+
 /// Largest weight: at this one a tag still moves by thousands for each nanosecond.
 pub(crate) const MAX_WEIGHT: u32 = 10_000;
 
@@ -236,10 +239,12 @@ impl<T> FairQueue<T> {
     }
 
     /// Forgets a tenant that has no requests, if that loses nothing: if it would be treated the same if
-    /// it were new.
+    /// it were new, give or take the nanoseconds that refusals may have cost it.
     pub(crate) fn remove_tenant(&mut self, tenant: u32) -> bool {
         let idle = &self.tenants[tenant as usize];
-        let lossless = idle.waiting == 0 && idle.running == 0 && idle.tag <= self.virtual_time;
+        let lossless = idle.waiting == 0
+            && idle.running == 0
+            && idle.tag <= self.virtual_time.saturating_add(FORGIVEN);
         if lossless {
             self.recount_backlog(tenant);
             self.free_tenants.push(tenant);

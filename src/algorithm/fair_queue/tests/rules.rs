@@ -632,3 +632,123 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_begins_at_once_catches_up_and_virtual_time_never_goes_back() {
+    let mut queue: FairQueue<()> = queue(&[1, 1]);
+    let mut now = 0;
+    let hangs = queue.begin_at_once(0, ONE_COST, now);
+    for _ in 0..10 {
+        let charge = queue.begin_at_once(0, ONE_COST, now);
+        now += 1_000_000;
+        queue.finish(charge, now);
+    }
+    let before = queue.virtual_time;
+    assert!(before > 0);
+    let charge = queue.begin_at_once(1, ONE_COST, now);
+    assert_eq!(queue.virtual_time, before);
+    assert_eq!(queue.tenants[1].tag, before + charge.amount());
+    queue.finish(charge, now);
+    queue.finish(hangs, now);
+}
+
+#[test]
+fn one_that_gives_up_its_turn_is_charged_nothing() {
+    let mut queue = queue(&[1, 1]);
+    let mut now = 0;
+    ops(&mut queue, &mut now, &[1, 1], 10);
+    let (ticket, charge) = queue.next(now).expect("some wait");
+    let tenant = charge.tenant();
+    let before = queue.tenants[tenant as usize].tag - charge.amount();
+    queue.withdraw(&ticket, charge);
+    assert_eq!(queue.tenants[tenant as usize].tag, before + (1 << STEP));
+}
+
+#[test]
+fn what_was_begun_is_settled_at_the_weight_of_then() {
+    let mut queue: FairQueue<()> = queue(&[1, 1]);
+    let charge = queue.begin_at_once(0, ONE_COST, 0);
+    let before = queue.tenants[0].tag - charge.amount();
+    queue.set_weight(0, 100);
+    queue.finish(charge, 1_000_000);
+    assert_eq!(queue.tenants[0].tag - before, u128::from(ONE) * 1_000_000);
+}
+
+/// And what it is over by, at the weight of now: the two must not leave it too far behind.
+#[test]
+fn a_weight_that_is_lowered_while_a_request_overruns_starves_nobody() {
+    let mut queue = queue(&[10, 1]);
+    let hangs = queue.begin_at_once(0, ONE_COST, 0);
+    let mut now = 1_000_000_000;
+    queue.set_weight(0, 1);
+    (0..3).for_each(|_| assert!(queue.push(0, ONE_COST, now, ()).number > 0));
+    queue.push(1, ONE_COST, now, ());
+    assert_eq!(serve(&mut queue, &mut now, 1_000_000).0, 1); // what hangs is looked at
+    queue.finish(hangs, now);
+    let mut served = 0;
+    loop {
+        queue.push(1, ONE_COST, now, ());
+        if serve(&mut queue, &mut now, 1_000_000).0 == 0 {
+            break;
+        }
+        served += 1;
+        assert!(
+            served <= 110,
+            "it used a second at weight 10: a hundred requests at weight 1"
+        );
+    }
+}
+
+#[test]
+fn a_tenant_of_which_nothing_is_known_is_expected_to_be_like_the_others() {
+    let mut queue: FairQueue<()> = queue(&[1, 1]);
+    let charge = queue.begin_at_once(0, ONE_COST, 0);
+    queue.finish(charge, 5_000_000);
+    let charge = queue.begin_at_once(1, ONE_COST, 5_000_000);
+    assert_eq!(charge.paid, 5_000_000);
+    queue.refund(charge);
+}
+
+/// It takes a while until steps are counted anew; the order stays.
+#[test]
+fn the_order_stays_when_steps_are_counted_anew() {
+    let far = 1_u128 << (STEP + 64);
+    let mut queue = queue(&[1, 1, 1]);
+    for (tenant, ahead) in [(0, 2), (1, 1), (2, 3)] {
+        queue.tenants[tenant as usize].tag = far + ahead * u128::from(ONE) * 1_000_000_000;
+        queue.push(tenant, ONE_COST, 0, ());
+    }
+    let now = &mut 0;
+    let mut served = vec![serve(&mut queue, now, 1).0]; // all were as far ahead as can be counted
+    assert!(queue.origin > 0);
+    served.extend([serve(&mut queue, now, 1).0, serve(&mut queue, now, 1).0]);
+    let rest = served.iter().filter(|tenant| **tenant != served[0]);
+    let tags = rest.map(|tenant| queue.tenants[*tenant as usize].tag);
+    assert!(tags.is_sorted(), "{served:?}");
+}
+
+#[test]
+fn a_number_that_is_used_again_has_no_backlog() {
+    let mut queue = queue(&[1, 1, 1]);
+    let tickets: Vec<_> = (0..9).map(|_| queue.push(0, ONE_COST, 0, ())).collect();
+    tickets.iter().for_each(|ticket| queue.cancel(ticket));
+    assert!(queue.remove_tenant(0));
+    assert_eq!(queue.backlogs.key(0), None);
+    queue.add_tenant(1);
+    (0..3).for_each(|_| assert!(queue.push(1, ONE_COST, 0, ()).number > 0));
+    assert_eq!(queue.make_room(2), Some((1, ())));
+}
+
+#[test]
+fn one_that_nobody_is_known_to_be_ahead_of_keeps_its_turn() {
+    let tenants = 2 * LOOKS as u32;
+    let mut queue = queue(&vec![1; tenants as usize]);
+    // Each has one request that is far over what was charged for it, and one that waits.
+    for tenant in 0..tenants {
+        let _hangs = queue.begin_at_once(tenant, ONE_COST, 0);
+        queue.push(tenant, ONE_COST, 0, ());
+    }
+    let now = 1_000_000_000;
+    let (_, charge) = queue.next(now).expect("all wait");
+    assert!(!queue.yields(&charge, now), "all are as far over");
+}
