@@ -109,7 +109,7 @@ pub use crate::admission::fair_gate::{Snapshot, Tenant, TenantSnapshot};
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
-        fair_gate::{Arrived, FairGate, Wakes},
+        fair_gate::{Arrived, FairGate},
         shed,
     },
     sync::Arc,
@@ -266,7 +266,9 @@ where
             Arrived::Refused(refusal) => WfqResponseFuture::failed(refusal),
             Arrived::Begins(..) => unreachable!("it was just found to have to wait"),
         };
-        wakes.map(Wakes::wake);
+        if let Some(wakes) = wakes {
+            wakes.wake();
+        }
         future
     }
 }

@@ -928,12 +928,24 @@ async fn a_newcomer_does_not_overtake_those_who_wait() {
     let mut newcomer = service.call(7);
     assert!(poll(&mut newcomer).is_pending());
     assert_eq!(probe.calls(), 0);
-    drop(first); // nobody has the turn for an instant, but one waits for it
+    drop(first);
     let mut newcomer_too = service.call(7);
     assert!(poll(&mut newcomer_too).is_pending());
     assert_eq!(finish(second).unwrap(), 7);
     assert_eq!(finish(newcomer).unwrap(), 7);
     assert_eq!(finish(newcomer_too).unwrap(), 7);
+
+    // Also if there is only one, which has the turn.
+    let calls = probe.calls();
+    probe.set(|script| script.ready = Behaviour::Pends);
+    let mut turn = support::request(&service);
+    assert!(poll(&mut turn).is_pending());
+    probe.set(|script| script.ready = Behaviour::Works);
+    let mut newcomer = service.call(7);
+    assert!(poll(&mut newcomer).is_pending());
+    assert_eq!(probe.calls(), calls);
+    assert_eq!(finish(turn).unwrap(), 7);
+    assert_eq!(finish(newcomer).unwrap(), 7);
 }
 
 /// Whatever becomes of a request, its tenant can be forgotten after it.
@@ -989,7 +1001,7 @@ async fn one_that_cannot_be_forgotten_is_not_in_the_way_of_another() {
     sleep(10 * MS).await;
     server.go.add_permits(2); // the other one stays where it is: nobody polls it
     assert!(poll(&mut ahead).is_ready());
-    drop(server.send("idle", 2));
+    drop(server.pending("idle", 2));
     let _new = server.pending("new", 3);
     assert_eq!(server.handle.snapshot().overflowed, 0);
     assert!(server.handle.tenant("ahead").is_some() && server.handle.tenant("idle").is_none());
