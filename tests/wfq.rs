@@ -865,21 +865,55 @@ async fn one_that_timed_out_and_is_kept_holds_nothing() {
     server.send("b", 2).await.unwrap();
 }
 
-/// What it is woken for may come just when a timer that it no longer needs does.
+/// It has set its timer to look again, but tokio made it wait before it could see that it had fired: by then it
+/// has the turn, and only a deadline would be left to wait for.
 #[tokio::test(start_paused = true)]
 async fn without_max_wait_nobody_is_timed_out() {
+    use tokio::task::coop;
     let server = Server::new(1, WfqConfig::default());
     let running = server.pending("a", 0);
-    let first = server.pending("a", 1);
-    let mut second = server.pending("b", 2); // has set its timer to look again
-    drop(first); // and now has the turn
-    for _ in 0..100 {
-        sleep(MS).await;
-        assert!(poll(&mut second).is_pending());
-    }
+    let turn = server.pending("a", 1);
+    let mut waits = server.send("b", 2);
+    std::future::poll_fn(|cx| {
+        // With nothing left of what a task may do in one go, no timer is ready.
+        while coop::has_budget_remaining() {
+            let _ = std::pin::pin!(coop::consume_budget()).poll(cx);
+        }
+        assert!(waits.as_mut().poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    tokio::time::advance(30 * MS).await;
+    drop(turn);
+    assert!(poll(&mut waits).is_pending(), "it may wait for ever");
     server.go.add_permits(2);
     running.await.unwrap();
-    second.await.unwrap();
+    waits.await.unwrap();
+}
+
+/// The more wait, the less often each of them looks whether the turn is used. When most have left, the others
+/// find out all the same.
+#[tokio::test(start_paused = true)]
+async fn after_a_burst_too_a_turn_that_is_not_used_is_passed_on_within_a_second() {
+    let server = Server::new(1, WfqConfig::default().max_waiting_per_tenant(1000));
+    let running = server.pending("a", 0);
+    let _kept = server.pending("kept", 1); // has the turn, and is not polled again
+    let burst: Vec<_> = (0..1000)
+        .map(|number| server.pending("burst", number))
+        .collect();
+    let last = tokio::spawn(server.send("last", 2));
+    tokio::task::yield_now().await;
+    drop(burst);
+    server.seats.set_limit(2).unwrap(); // a seat for the one that is kept, and later one more
+    server.go.add_permits(2);
+    running.await.unwrap();
+    let begun = now();
+    last.await.unwrap().unwrap();
+    assert!(
+        begun.elapsed() <= Duration::from_secs(1),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 /// A handler works for a while, and is then refused by something further down: that was no refusal of the
@@ -1082,4 +1116,63 @@ async fn a_waker_that_panics_loses_nothing() {
         (0, 0)
     );
     assert_eq!(seats_taken(&server), 0);
+}
+
+/// What it has reserved inside is given back before the turn is passed on: else whoever gets the turn finds it
+/// taken, and has to wait for it again.
+#[tokio::test(start_paused = true)]
+async fn one_that_leaves_with_the_turn_gives_back_first() {
+    /// Never ready. Says, when it is dropped after it was polled, how often the other was woken by then.
+    struct Reserves {
+        polled: bool,
+        wakes: Arc<support::CountWakes>,
+        wakes_when_dropped: Arc<Mutex<Option<usize>>>,
+    }
+    impl Clone for Reserves {
+        fn clone(&self) -> Self {
+            let (wakes, wakes_when_dropped) = (self.wakes.clone(), self.wakes_when_dropped.clone());
+            Self {
+                polled: false,
+                wakes,
+                wakes_when_dropped,
+            }
+        }
+    }
+    impl Drop for Reserves {
+        fn drop(&mut self) {
+            if self.polled {
+                *self.wakes_when_dropped.lock().unwrap() = Some(self.wakes.count());
+            }
+        }
+    }
+    impl Service<u32> for Reserves {
+        type Response = u32;
+        type Error = BoxError;
+        type Future = std::future::Ready<Result<u32, BoxError>>;
+
+        fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), BoxError>> {
+            self.polled = true;
+            Poll::Pending
+        }
+
+        fn call(&mut self, _: u32) -> Self::Future {
+            unreachable!("it is never ready")
+        }
+    }
+    let (wakes, waker) = support::CountWakes::new();
+    let wakes_when_dropped = Arc::default();
+    let inner = Reserves {
+        polled: false,
+        wakes: wakes.clone(),
+        wakes_when_dropped: Arc::clone(&wakes_when_dropped),
+    };
+    let service = WfqLayer::new(WfqConfig::default(), |_: &u32| Some("a")).layer(inner);
+    let mut turn = support::request(&service);
+    assert!(poll(&mut turn).is_pending());
+    let mut next = support::request(&service);
+    let mut cx = std::task::Context::from_waker(&waker);
+    assert!(next.as_mut().poll(&mut cx).is_pending());
+    drop(turn);
+    assert_eq!(*wakes_when_dropped.lock().unwrap(), Some(0));
+    assert_eq!(wakes.count(), 1);
 }
