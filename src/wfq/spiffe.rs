@@ -120,9 +120,9 @@ fn certificates(extensions: &Extensions) -> Option<Arc<Certificates>> {
 
 /// The SPIFFE ID in a certificate (DER), if there is exactly one URI in it and it is the ID of a workload.
 ///
-/// **It verifies nothing**: that is for the handshake to do. For servers other than tonic, which can look
-/// at the peer's first certificate when they accept a connection, and give all of its requests a
-/// [`TenantId`](super::TenantId).
+/// **It verifies nothing**, and what it need not read it does not check: that is for the handshake to do. It
+/// is for servers other than tonic, which can look at the peer's first certificate when they accept a
+/// connection, and give all of its requests a [`TenantId`](super::TenantId).
 pub fn spiffe_id(certificate: &[u8]) -> Option<&str> {
     workload_id(uri(certificate)?)
 }
