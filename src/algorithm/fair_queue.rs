@@ -30,7 +30,8 @@
 //! another's turn.
 //!
 //! Tags are nanoseconds times [`ONE`], in 128 bits. One nanosecond at weight `w` is `ONE / w`, which is
-//! exact to 10⁻⁸. At a thousand seats it takes 9 000 years until a tag is full, and then it stays there.
+//! exact to 10⁻⁸. With a thousand seats, and requests that cost a thousand each, it takes 9 000 years until a
+//! tag is full, and then it stays there.
 //!
 //! # The data
 //! Tenants are numbered, and so are waiters, in slabs. A tenant's waiters are a list through the slab, and
@@ -50,14 +51,14 @@ use super::heap::Heap;
 const ONE: u64 = 1 << 40;
 
 /// In the order of who is next, tags count in steps of so many bits, from some tag on: keys of 64 bits take half
-/// the time to compare, and half the memory. A step is 15 picoseconds of a nanosecond, and 2^64 of them are 78
-/// hours of one seat. What is further ahead than that is last, in no order.
+/// the time to compare, and half the memory. A step is 15 femtoseconds, and 2^64 of them are 78 hours of one
+/// seat. What is further ahead than that is last, in no order.
 const STEP: u32 = 24;
 
 /// What a tenant may be ahead by, and yet be forgotten: 16 nanoseconds, or a million refusals.
 const FORGIVEN: u128 = (ONE as u128) << 4;
 
-/// Largest weight: at this one a tag still moves by thousands for each nanosecond.
+/// Largest weight: at this one a tag still moves by several steps for each nanosecond.
 pub(crate) const MAX_WEIGHT: u32 = 10_000;
 
 /// How much of its last service time goes into a tenant's estimate: one fifth.
