@@ -182,7 +182,7 @@ fn a_refund_leaves_no_trace() {
     assert_eq!(
         before.0 + (1000 << STEP),
         after.0,
-        "steps of a trillionth of a nanosecond"
+        "a thousand of the smallest steps"
     );
 }
 
