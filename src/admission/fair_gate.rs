@@ -35,7 +35,6 @@ pub use self::tenants::{Tenant, TenantSnapshot};
 use super::{
     bounds::{Bounds, Rejected},
     fingerprint::{Fingerprint, Fingerprints},
-    gate::{DEFAULT_RETRY_AFTER, LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER},
 };
 use crate::{
     ConfigError, Overloaded, Reason, Waited,
@@ -160,7 +159,7 @@ impl Wakes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Served,
-    /// By a layer further in: nothing was done for it.
+    /// By a layer further in.
     Refused,
     /// It was not sent at all.
     NotSent,
@@ -497,14 +496,10 @@ impl FairGate {
     /// rate at which requests were served lately.
     fn refusal(&self, state: &mut State, tenant: u32, reason: Reason, now: u64) -> Box<Overloaded> {
         let served = state.served;
-        let each = state.drain.look(Duration::from_nanos(now), served);
-        let ahead = u64::from(state.queue.state(tenant).waiting) + 1;
-        let ahead = ahead.saturating_mul(state.queue.parts(tenant));
-        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-        let retry_after = each.map_or(DEFAULT_RETRY_AFTER, |each| {
-            let wait = each.saturating_mul(ahead);
-            wait.clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER)
-        });
+        let own = u64::from(state.queue.state(tenant).waiting) + 1;
+        let ahead = own.saturating_mul(state.queue.parts(tenant));
+        let now = Duration::from_nanos(now);
+        let retry_after = state.drain.wait(now, served, ahead);
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
     }
 }

@@ -36,15 +36,10 @@ use super::{
 };
 use crate::{
     ConfigError, Overloaded, Reason,
-    algorithm::drain_rate::DrainRate,
+    algorithm::drain_rate::{DEFAULT_WAIT, DrainRate},
     clock::Clock,
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering::*, lock},
 };
-
-/// The retry hint where the rate at which permits come back is not known.
-pub(crate) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-pub(crate) const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
-pub(crate) const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// A look at the clock costs more than a refusal at the limit does: one in so many looks, and whoever
 /// finds that as many requests have completed since the last look.
@@ -116,7 +111,7 @@ impl Gate {
             word: AtomicU64::new(Word::new(limit).0),
             peak: AtomicUsize::new(0),
             granted: AtomicU64::new(0),
-            retry_after: AtomicU64::new(nanos(DEFAULT_RETRY_AFTER)),
+            retry_after: AtomicU64::new(nanos(DEFAULT_WAIT)),
             looked_at: AtomicU64::new(0),
             bounds: Bounds::new(kind),
             clock: Clock::default(),
@@ -312,14 +307,8 @@ impl Gate {
         let now = self.clock.now();
         let mut slow = lock(&self.slow);
         let completed = slow.completed + self.load().completed();
-        let ahead = u32::try_from(slow.queue.len() + 1).unwrap_or(u32::MAX);
-        let retry_after =
-            slow.drain_rate
-                .look(now, completed)
-                .map_or(DEFAULT_RETRY_AFTER, |each| {
-                    each.saturating_mul(ahead)
-                        .clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER)
-                });
+        let ahead = slow.queue.len() as u64 + 1;
+        let retry_after = slow.drain_rate.wait(now, completed, ahead);
         self.retry_after.store(nanos(retry_after), Relaxed);
     }
 }

@@ -10,7 +10,8 @@
 //! Permit ── one admitted request; dropping it lets the next one in
 //! ```
 //!
-//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key.
+//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key, and
+//! `fair_gate.rs` whose turn it is among tenants; `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
 //! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
 

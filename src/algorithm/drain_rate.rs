@@ -12,6 +12,11 @@ const SHORTEST_SPAN: Duration = Duration::from_millis(100);
 /// Past this a look says more about an earlier calm than about the overload now.
 const LONGEST_SPAN: Duration = Duration::from_secs(10);
 
+/// The answer where the rate is not known.
+pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(1);
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
 #[derive(Debug, Default)]
 pub(crate) struct DrainRate {
     /// When it was last looked at, and the count then.
@@ -20,9 +25,18 @@ pub(crate) struct DrainRate {
 }
 
 impl DrainRate {
+    /// When it is worth coming back, if `ahead` requests have to complete until then.
+    pub(crate) fn wait(&mut self, now: Duration, completed: u64, ahead: u64) -> Duration {
+        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+        self.look(now, completed).map_or(DEFAULT_WAIT, |each| {
+            each.saturating_mul(ahead)
+                .clamp(SHORTEST_WAIT, LONGEST_WAIT)
+        })
+    }
+
     /// Looks at the count of completions at time `now`; gives the time that one completion takes
     /// at the present rate, or nothing where that is not known.
-    pub(crate) fn look(&mut self, now: Duration, completed: u64) -> Option<Duration> {
+    fn look(&mut self, now: Duration, completed: u64) -> Option<Duration> {
         let Some((marked_at, count)) = self.mark else {
             self.mark = Some((now, completed));
             return None;
@@ -97,6 +111,15 @@ mod tests {
             (ms(19_002), 1001, None),
             (ms(19_102), 1101, Some(ms(1))),
         ]);
+    }
+
+    #[test]
+    fn the_wait_is_for_all_who_are_ahead_within_bounds() {
+        let mut rate = DrainRate::default();
+        assert_eq!(rate.wait(ms(0), 0, 5), DEFAULT_WAIT);
+        assert_eq!(rate.wait(ms(200), 100, 5), ms(10));
+        assert_eq!(rate.wait(ms(200), 100, 0), SHORTEST_WAIT);
+        assert_eq!(rate.wait(ms(200), 100, u64::MAX), LONGEST_WAIT);
     }
 
     #[test]

@@ -157,8 +157,7 @@ pub(crate) struct Ticket {
     slot: u32,
 }
 
-/// What the tenant of a request was charged when it was its turn, to be settled by [`FairQueue::finish`] or
-/// [`FairQueue::refund`].
+/// What the tenant of a request was charged when it was its turn. Whatever takes it back settles it.
 #[derive(Debug)]
 #[must_use = "a charge that is not settled counts as a request that runs for ever"]
 pub(crate) struct Charge {
@@ -173,6 +172,11 @@ pub(crate) struct Charge {
 impl Charge {
     pub(crate) fn tenant(&self) -> u32 {
         self.tenant
+    }
+
+    /// How long its service has lasted.
+    fn took(&self, now: u64) -> u64 {
+        self.begun.map_or(0, |begun| now.saturating_sub(begun))
     }
 
     /// As a tag.
@@ -366,7 +370,8 @@ impl<T> FairQueue<T> {
     /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
     #[inline]
     pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
-        let (id, _) = self.fairest(now)?;
+        self.find_fairest(now);
+        let (id, _) = self.ready.top()?;
         let slot = self.tenants[id as usize].head;
         let &Waiter {
             number, cost, next, ..
@@ -385,14 +390,8 @@ impl<T> FairQueue<T> {
         let tag = self.tenants[charge.tenant as usize].tag;
         let start = tag.saturating_sub(charge.amount());
         let start = self.key(start.saturating_add(self.overrun(charge.tenant, now)));
-        for _ in 0..LOOKS {
-            match self.look_at_top(now) {
-                Some(Some((_, top))) => return top < start,
-                Some(None) => {}
-                None => return false,
-            }
-        }
-        false // it is not known whose turn it is, so it may as well be this one's
+        // Where it is not known whose turn it is, it may as well be this one's.
+        self.find_fairest(now) && self.ready.top().is_some_and(|(_, top)| top < start)
     }
 
     /// Lets a request whose turn it was wait again, ahead of its tenant's others.
@@ -439,8 +438,7 @@ impl<T> FairQueue<T> {
     /// The service has ended: what it really took is charged, and is the better known for the next.
     pub(crate) fn finish(&mut self, charge: Charge, now: u64) -> u64 {
         // Nothing is free: else weights would mean nothing where requests take no time that can be measured.
-        let took = charge.begun.map_or(0, |begun| now.saturating_sub(begun));
-        let took = took.max(1);
+        let took = charge.took(now).max(1);
         let used = took.saturating_mul(charge.cost.get().into());
         let tenant = &mut self.tenants[charge.tenant as usize];
         learn(&mut tenant.estimate, took);
@@ -452,8 +450,7 @@ impl<T> FairQueue<T> {
     /// The request was refused further in: its tenant is charged what that took, which is next to nothing if
     /// nothing was done for it. Nothing is learned.
     pub(crate) fn refuse(&mut self, charge: Charge, now: u64) {
-        let took = charge.begun.map_or(0, |begun| now.saturating_sub(begun));
-        let used = took.saturating_mul(charge.cost.get().into());
+        let used = charge.took(now).saturating_mul(charge.cost.get().into());
         self.step(charge.tenant);
         self.settle(charge, used);
     }
@@ -530,27 +527,22 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// The tenant that is next, and the key of its start tag.
-    fn fairest(&mut self, now: u64) -> Option<(u32, u64)> {
-        for _ in 0..LOOKS {
-            let looked_at = self.look_at_top(now)?;
-            if looked_at.is_some() {
-                return looked_at;
-            }
-        }
-        self.ready.top()
+    /// Puts the tenant that is next on top. Says whether it is known that it is.
+    fn find_fairest(&mut self, now: u64) -> bool {
+        (0..LOOKS).any(|_| self.settle_top(now))
     }
 
-    /// The tenant on top, if it belongs there. If not, it is put where it does.
-    fn look_at_top(&mut self, now: u64) -> Option<Option<(u32, u64)>> {
-        let (id, known) = self.ready.top()?;
+    /// Whether the tenant on top belongs there. If not, it is put where it does.
+    fn settle_top(&mut self, now: u64) -> bool {
+        let Some((id, known)) = self.ready.top() else {
+            return true;
+        };
         let tag = self.tenants[id as usize].tag;
         let start = self.key(tag.saturating_add(self.overrun(id, now)));
-        if start <= known {
-            return Some(Some((id, known)));
+        if start > known {
+            self.ready.set(id, start);
         }
-        self.ready.set(id, start);
-        Some(None)
+        start <= known
     }
 
     /// Says at which tag it begins.

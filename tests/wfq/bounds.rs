@@ -44,7 +44,7 @@ async fn a_full_queue_makes_room_for_a_quiet_tenant_and_not_for_the_flood() {
         .into_iter()
         .map(|(_, number)| number)
         .collect();
-    assert!(begun == [0, 7] || begun == [0, 1], "{begun:?}");
+    assert_eq!(begun, [0, 7], "the flood has had a request already");
 }
 
 #[tokio::test(start_paused = true)]

@@ -577,7 +577,8 @@ proptest! {
                     let ready = (0..4).filter(|id| queue.is_ready(*id));
                     let keys = ready.map(|id| queue.key(queue.tenants[id as usize].tag));
                     let smallest = keys.min();
-                    prop_assert_eq!(queue.fairest(now).map(|(_, key)| key), smallest);
+                    prop_assert!(queue.find_fairest(now));
+                    prop_assert_eq!(queue.ready.top().map(|(_, key)| key), smallest);
                     if let Some((ticket, charge)) = queue.next(now) {
                         waiting.retain(|waiting| *waiting != ticket);
                         turns.push((ticket, charge));
