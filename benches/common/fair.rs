@@ -10,6 +10,8 @@ pub mod fair_queue;
 #[allow(unused_imports, reason = "its tests are not used")]
 #[path = "../../src/algorithm/heap.rs"]
 pub mod heap;
+#[path = "../../src/algorithm/slab.rs"]
+pub mod slab;
 
 use std::{hint::black_box, num::NonZeroU32};
 

@@ -6,6 +6,8 @@
 
 use std::{mem, task::Waker, time::Duration};
 
+use crate::algorithm::slab::Slab;
+
 /// A caller's place in a [`Queue`], until its number has been popped.
 #[derive(Debug)]
 pub(crate) struct Ticket {
@@ -33,20 +35,12 @@ const NIL: u32 = u32::MAX;
 /// `T` is what a gate keeps with each caller.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    slots: Vec<Slot<T>>,
-    /// First unused slot; the unused ones are chained by `Slot::Free`.
-    free: u32,
+    slots: Slab<Waiter<T>>,
     head: u32,
     tail: u32,
     len: usize,
     /// The number of the caller that came last; the first one is 1.
     last: u64,
-}
-
-#[derive(Debug)]
-enum Slot<T> {
-    Free { next: u32 },
-    Waiting(Waiter<T>),
 }
 
 #[derive(Debug)]
@@ -62,8 +56,7 @@ struct Waiter<T> {
 impl<T> Queue<T> {
     pub(crate) fn new() -> Self {
         Self {
-            slots: Vec::new(),
-            free: NIL,
+            slots: Slab::new(),
             head: NIL,
             tail: NIL,
             len: 0,
@@ -82,7 +75,7 @@ impl<T> Queue<T> {
 
     /// Since when the head has waited.
     pub(crate) fn oldest(&self) -> Option<Duration> {
-        (self.head != NIL).then(|| self.waiter(self.head).since)
+        (self.head != NIL).then(|| self.slots[self.head].since)
     }
 
     pub(crate) fn push(&mut self, waker: Waker, since: Duration, with: T) -> Ticket {
@@ -95,25 +88,10 @@ impl<T> Queue<T> {
             previous: self.tail,
             next: NIL,
         };
-        let index = self.free;
-        let index = match self.slots.get_mut(index as usize) {
-            Some(slot) => {
-                let Slot::Free { next } = mem::replace(slot, Slot::Waiting(waiter)) else {
-                    unreachable!("the free list holds free slots only")
-                };
-                self.free = next;
-                index
-            }
-            None => {
-                // Callers hold back at `max_waiting`, which is at most MAX_WAITING.
-                let index = u32::try_from(self.slots.len()).expect("at most MAX_WAITING wait");
-                self.slots.push(Slot::Waiting(waiter));
-                index
-            }
-        };
+        let index = self.slots.insert(waiter);
         match self.tail {
             NIL => self.head = index,
-            tail => self.waiter_mut(tail).next = index,
+            tail => self.slots[tail].next = index,
         }
         self.tail = index;
         self.len += 1;
@@ -130,13 +108,13 @@ impl<T> Queue<T> {
 
     /// What is kept with a ticket, which must not be due.
     pub(crate) fn with(&self, ticket: &Ticket) -> &T {
-        &self.waiter(ticket.slot).with
+        &self.slots[ticket.slot].with
     }
 
     /// The number of the head, and what is kept with it.
     pub(crate) fn head(&self) -> Option<(u64, &T)> {
         (self.head != NIL).then(|| {
-            let head = self.waiter(self.head);
+            let head = &self.slots[self.head];
             (head.number, &head.with)
         })
     }
@@ -151,19 +129,19 @@ impl<T> Queue<T> {
 
     /// Whether that waker is the one to be woken for this ticket, which must not be due.
     pub(crate) fn wakes(&self, ticket: &Ticket, waker: &Waker) -> bool {
-        self.waiter(ticket.slot).waker.will_wake(waker)
+        self.slots[ticket.slot].waker.will_wake(waker)
     }
 
     /// Has `waker` woken when it is the turn of this ticket, which must not be due. The waker that it
     /// replaces is given back, to be dropped after the lock.
     pub(crate) fn wake_with(&mut self, ticket: &Ticket, waker: Waker) -> Waker {
-        mem::replace(&mut self.waiter_mut(ticket.slot).waker, waker)
+        mem::replace(&mut self.slots[ticket.slot].waker, waker)
     }
 
     /// The waker of the head, to be woken after the lock. The head has to leave another.
     pub(crate) fn take_head_waker(&mut self) -> Option<Waker> {
         let head = self.head;
-        (head != NIL).then(|| mem::replace(&mut self.waiter_mut(head).waker, Waker::noop().clone()))
+        (head != NIL).then(|| mem::replace(&mut self.slots[head].waker, Waker::noop().clone()))
     }
 
     /// Takes a ticket out that must not be due. Its waker is to be dropped after the lock.
@@ -173,35 +151,17 @@ impl<T> Queue<T> {
     }
 
     fn unlink(&mut self, index: u32) -> Waiter<T> {
-        let free = Slot::Free { next: self.free };
-        let Slot::Waiting(waiter) = mem::replace(&mut self.slots[index as usize], free) else {
-            unreachable!("only waiters are in the list")
-        };
-        self.free = index;
+        let waiter = self.slots.remove(index);
         match waiter.previous {
             NIL => self.head = waiter.next,
-            previous => self.waiter_mut(previous).next = waiter.next,
+            previous => self.slots[previous].next = waiter.next,
         }
         match waiter.next {
             NIL => self.tail = waiter.previous,
-            next => self.waiter_mut(next).previous = waiter.previous,
+            next => self.slots[next].previous = waiter.previous,
         }
         self.len -= 1;
         waiter
-    }
-
-    fn waiter(&self, index: u32) -> &Waiter<T> {
-        match &self.slots[index as usize] {
-            Slot::Waiting(waiter) => waiter,
-            _ => unreachable!("only waiters are in the list"),
-        }
-    }
-
-    fn waiter_mut(&mut self, index: u32) -> &mut Waiter<T> {
-        match &mut self.slots[index as usize] {
-            Slot::Waiting(waiter) => waiter,
-            _ => unreachable!("only waiters are in the list"),
-        }
     }
 }
 
@@ -223,7 +183,7 @@ mod tests {
             assert!(a.is_due(popped) && !b.is_due(popped));
             queue.remove(b);
         }
-        assert_eq!((queue.slots.len(), queue.len()), (2, 0));
+        assert_eq!((queue.slots.slots(), queue.len()), (2, 0));
     }
 
     #[test]

@@ -45,7 +45,7 @@ mod tests;
 
 use std::{cmp::Reverse, mem, num::NonZeroU32};
 
-use super::heap::Heap;
+use super::{heap::Heap, slab::Slab};
 
 /// A nanosecond of service at weight 1, as a tag.
 const ONE: u64 = 1 << 40;
@@ -75,9 +75,8 @@ const NIL: u32 = u32::MAX;
 pub(crate) struct FairQueue<T> {
     tenants: Vec<Tenant>,
     free_tenants: Vec<u32>,
-    slots: Vec<Slot<T>>,
-    /// First unused slot; the unused ones are chained.
-    free: u32,
+    /// Those that wait, and those whose turn it is.
+    slots: Slab<Waiter<T>>,
     /// Ends of the list of all waiters, in the order of arrival.
     oldest: u32,
     newest: u32,
@@ -127,12 +126,6 @@ struct Begun {
     /// Of `cost · since`.
     since: u128,
     paid: u128,
-}
-
-#[derive(Debug)]
-enum Slot<T> {
-    Free { next: u32 },
-    Taken(Waiter<T>),
 }
 
 #[derive(Debug)]
@@ -200,8 +193,7 @@ impl<T> FairQueue<T> {
         Self {
             tenants: Vec::new(),
             free_tenants: Vec::new(),
-            slots: Vec::new(),
-            free: NIL,
+            slots: Slab::new(),
             oldest: NIL,
             newest: NIL,
             ready: Heap::new(),
@@ -304,7 +296,7 @@ impl<T> FairQueue<T> {
 
     /// Since when the one that has waited longest waits.
     pub(crate) fn oldest(&self) -> Option<u64> {
-        (self.oldest != NIL).then(|| self.waiter(self.oldest).since)
+        (self.oldest != NIL).then(|| self.slots[self.oldest].since)
     }
 
     pub(crate) fn state(&self, tenant: u32) -> State {
@@ -313,7 +305,7 @@ impl<T> FairQueue<T> {
             weight: tenant.weight,
             waiting: tenant.waiting,
             running: tenant.running,
-            oldest: (tenant.head != NIL).then(|| self.waiter(tenant.head).since),
+            oldest: (tenant.head != NIL).then(|| self.slots[tenant.head].since),
         }
     }
 
@@ -335,7 +327,7 @@ impl<T> FairQueue<T> {
         self.waiters += 1;
         let number = self.waiters;
         let previous = self.tenants[id as usize].tail;
-        let slot = self.fill(Waiter {
+        let slot = self.slots.insert(Waiter {
             number,
             since: now,
             with,
@@ -348,11 +340,11 @@ impl<T> FairQueue<T> {
         });
         match previous {
             NIL => self.tenants[id as usize].head = slot,
-            previous => self.waiter_mut(previous).next = slot,
+            previous => self.slots[previous].next = slot,
         }
         match self.newest {
             NIL => self.oldest = slot,
-            newest => self.waiter_mut(newest).newer = slot,
+            newest => self.slots[newest].newer = slot,
         }
         self.newest = slot;
         self.tenants[id as usize].tail = slot;
@@ -370,12 +362,11 @@ impl<T> FairQueue<T> {
     /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
     #[inline]
     pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
-        self.find_fairest(now);
-        let (id, _) = self.ready.top()?;
+        let (id, ..) = self.fairest(now)?;
         let slot = self.tenants[id as usize].head;
         let &Waiter {
             number, cost, next, ..
-        } = self.waiter(slot);
+        } = &self.slots[slot];
         self.unlink(id, NIL, next);
         let charge = self.charge(id, cost);
         match self.is_ready(id) {
@@ -390,18 +381,19 @@ impl<T> FairQueue<T> {
         let tag = self.tenants[charge.tenant as usize].tag;
         let start = tag.saturating_sub(charge.amount());
         let start = self.key(start.saturating_add(self.overrun(charge.tenant, now)));
-        // Where it is not known whose turn it is, it may as well be this one's.
-        self.find_fairest(now) && self.ready.top().is_some_and(|(_, top)| top < start)
+        // Where it is not certain whose turn it is, it may as well be this one's.
+        self.fairest(now)
+            .is_some_and(|(_, top, certain)| certain && top < start)
     }
 
     /// Lets a request whose turn it was wait again, ahead of its tenant's others.
     pub(crate) fn put_back(&mut self, ticket: &Ticket, charge: Charge) {
         let id = charge.tenant;
         let head = self.tenants[id as usize].head;
-        self.waiter_mut(ticket.slot).next = head;
+        self.slots[ticket.slot].next = head;
         match head {
             NIL => self.tenants[id as usize].tail = ticket.slot,
-            head => self.waiter_mut(head).previous = ticket.slot,
+            head => self.slots[head].previous = ticket.slot,
         }
         self.tenants[id as usize].head = ticket.slot;
         self.note_waiter(id);
@@ -480,10 +472,8 @@ impl<T> FairQueue<T> {
 
     /// What is kept with a request that is still in, be it its turn or not.
     pub(crate) fn with(&mut self, ticket: &Ticket) -> Option<&mut T> {
-        match self.slots.get_mut(ticket.slot as usize) {
-            Some(Slot::Taken(waiter)) if waiter.number == ticket.number => Some(&mut waiter.with),
-            _ => None,
-        }
+        let waiter = self.slots.get_mut(ticket.slot)?;
+        (waiter.number == ticket.number).then_some(&mut waiter.with)
     }
 
     /// Takes a request out that still waits.
@@ -527,22 +517,18 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Puts the tenant that is next on top. Says whether it is known that it is.
-    fn find_fairest(&mut self, now: u64) -> bool {
-        (0..LOOKS).any(|_| self.settle_top(now))
-    }
-
-    /// Whether the tenant on top belongs there. If not, it is put where it does.
-    fn settle_top(&mut self, now: u64) -> bool {
-        let Some((id, known)) = self.ready.top() else {
-            return true;
-        };
-        let tag = self.tenants[id as usize].tag;
-        let start = self.key(tag.saturating_add(self.overrun(id, now)));
-        if start > known {
+    /// The tenant that is next, the key of its start tag, and whether that is certain.
+    fn fairest(&mut self, now: u64) -> Option<(u32, u64, bool)> {
+        for _ in 0..LOOKS {
+            let (id, known) = self.ready.top()?;
+            let tag = self.tenants[id as usize].tag;
+            let start = self.key(tag.saturating_add(self.overrun(id, now)));
+            if start <= known {
+                return Some((id, known, true));
+            }
             self.ready.set(id, start);
         }
-        start <= known
+        self.ready.top().map(|(id, key)| (id, key, false))
     }
 
     /// Says at which tag it begins.
@@ -699,25 +685,6 @@ impl<T> FairQueue<T> {
         u64::try_from(steps).unwrap_or(u64::MAX)
     }
 
-    fn fill(&mut self, waiter: Waiter<T>) -> u32 {
-        let slot = self.free;
-        match self.slots.get_mut(slot as usize) {
-            Some(free) => {
-                let Slot::Free { next } = *free else {
-                    unreachable!("the free list holds free slots only")
-                };
-                *free = Slot::Taken(waiter);
-                self.free = next;
-                slot
-            }
-            None => {
-                let slot = u32::try_from(self.slots.len()).expect("fewer than 2^32 waiters");
-                self.slots.push(Slot::Taken(waiter));
-                slot
-            }
-        }
-    }
-
     /// Takes a waiter out of its tenant's list, from between these two: it no longer waits. The tenant may
     /// have to be reordered.
     fn unlink(&mut self, id: u32, previous: u32, next: u32) {
@@ -734,43 +701,25 @@ impl<T> FairQueue<T> {
             self.weight_waiting -= u64::from(tenant.weight);
         }
         if previous != NIL {
-            self.waiter_mut(previous).next = next;
+            self.slots[previous].next = next;
         }
         if next != NIL {
-            self.waiter_mut(next).previous = previous;
+            self.slots[next].previous = previous;
         }
     }
 
     /// Takes one that does not wait any more out of the list of all, and empties its slot.
     fn vacate(&mut self, slot: u32) -> Waiter<T> {
-        let free = Slot::Free { next: self.free };
-        let Slot::Taken(waiter) = mem::replace(&mut self.slots[slot as usize], free) else {
-            unreachable!("only taken slots are in the lists")
-        };
-        self.free = slot;
+        let waiter = self.slots.remove(slot);
         match waiter.older {
             NIL => self.oldest = waiter.newer,
-            older => self.waiter_mut(older).newer = waiter.newer,
+            older => self.slots[older].newer = waiter.newer,
         }
         match waiter.newer {
             NIL => self.newest = waiter.older,
-            newer => self.waiter_mut(newer).older = waiter.older,
+            newer => self.slots[newer].older = waiter.older,
         }
         waiter
-    }
-
-    fn waiter(&self, slot: u32) -> &Waiter<T> {
-        match &self.slots[slot as usize] {
-            Slot::Taken(waiter) => waiter,
-            Slot::Free { .. } => unreachable!("only taken slots are in the lists"),
-        }
-    }
-
-    fn waiter_mut(&mut self, slot: u32) -> &mut Waiter<T> {
-        match &mut self.slots[slot as usize] {
-            Slot::Taken(waiter) => waiter,
-            Slot::Free { .. } => unreachable!("only taken slots are in the lists"),
-        }
     }
 }
 

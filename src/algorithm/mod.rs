@@ -7,6 +7,7 @@ pub(crate) mod gradient2;
 pub(crate) mod heap;
 pub(crate) mod limit;
 pub(crate) mod netflix_vegas;
+pub(crate) mod slab;
 pub(crate) mod token_bucket;
 pub(crate) mod vegas;
 pub(crate) mod windowed;

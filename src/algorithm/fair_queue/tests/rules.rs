@@ -483,7 +483,7 @@ impl<T> FairQueue<T> {
         for (id, tenant) in self.tenants.iter().enumerate() {
             let (mut slot, mut previous, mut count, mut last) = (tenant.head, NIL, 0, 0);
             while slot != NIL {
-                let waiter = self.waiter(slot);
+                let waiter = &self.slots[slot];
                 assert_eq!(waiter.previous, previous);
                 assert!(waiter.number > last, "in the order of arrival");
                 last = waiter.number;
@@ -515,7 +515,7 @@ impl<T> FairQueue<T> {
         assert_eq!(running, self.running);
         let (mut slot, mut older, mut last) = (self.oldest, NIL, 0);
         while slot != NIL {
-            let waiter = self.waiter(slot);
+            let waiter = &self.slots[slot];
             assert_eq!(waiter.older, older);
             assert!(waiter.number > last);
             last = waiter.number;
@@ -577,8 +577,7 @@ proptest! {
                     let ready = (0..4).filter(|id| queue.is_ready(*id));
                     let keys = ready.map(|id| queue.key(queue.tenants[id as usize].tag));
                     let smallest = keys.min();
-                    prop_assert!(queue.find_fairest(now));
-                    prop_assert_eq!(queue.ready.top().map(|(_, key)| key), smallest);
+                    prop_assert_eq!(queue.fairest(now).map(|(_, key, _)| key), smallest);
                     if let Some((ticket, charge)) = queue.next(now) {
                         waiting.retain(|waiting| *waiting != ticket);
                         turns.push((ticket, charge));
