@@ -55,6 +55,9 @@ pub enum Reason {
     QueueFull,
     /// The request waited as long as a request may wait (`max_wait`), or was certain to.
     WaitTimeout,
+    /// The request is too old to be worth starting: a queue stands in front of the service, or its client
+    /// will not wait that long (`max_sojourn`).
+    TooOld,
     /// It asks for more tokens than the bucket ever holds; trying again does not help.
     ExceedsBurst,
     /// The client has used up its own quota. It is the client that asks for too much, not the server
@@ -120,6 +123,7 @@ impl Reason {
             Self::AtLimit => "at_limit",
             Self::QueueFull => "queue_full",
             Self::WaitTimeout => "wait_timeout",
+            Self::TooOld => "too_old",
             Self::ExceedsBurst => "exceeds_burst",
             Self::Quota => "quota",
             Self::NotReady => "not_ready",
@@ -133,6 +137,7 @@ impl fmt::Display for Reason {
             Self::AtLimit => "its limit is reached",
             Self::QueueFull => "its limit is reached and its queue is full",
             Self::WaitTimeout => "the wait is longer than allowed",
+            Self::TooOld => "the request is too old",
             Self::ExceedsBurst => "it asks for more than the burst",
             Self::Quota => "the client's quota is used up",
             Self::NotReady => "the inner service is not ready",

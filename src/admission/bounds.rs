@@ -27,6 +27,7 @@ pub(crate) struct Bounds {
     at_limit: AtomicU64,
     queue_full: AtomicU64,
     wait_timeout: AtomicU64,
+    too_old: AtomicU64,
     quota: AtomicU64,
 }
 
@@ -43,6 +44,8 @@ pub struct Rejected {
     /// Refused because the wait was, or would have been, longer than `max_wait`:
     /// [`Reason::WaitTimeout`].
     pub wait_timeout: u64,
+    /// Refused because the request was too old to be worth starting: [`Reason::TooOld`].
+    pub too_old: u64,
     /// Refused because the client's own quota was used up: [`Reason::Quota`].
     pub quota: u64,
 }
@@ -50,7 +53,7 @@ pub struct Rejected {
 impl Rejected {
     /// All of them together.
     pub fn total(&self) -> u64 {
-        self.at_limit + self.queue_full + self.wait_timeout + self.quota
+        self.at_limit + self.queue_full + self.wait_timeout + self.too_old + self.quota
     }
 }
 
@@ -65,6 +68,7 @@ impl Bounds {
             at_limit: AtomicU64::new(0),
             queue_full: AtomicU64::new(0),
             wait_timeout: AtomicU64::new(0),
+            too_old: AtomicU64::new(0),
             quota: AtomicU64::new(0),
         }
     }
@@ -104,6 +108,7 @@ impl Bounds {
         let count = match reason {
             Reason::QueueFull => &self.queue_full,
             Reason::WaitTimeout => &self.wait_timeout,
+            Reason::TooOld => &self.too_old,
             Reason::Quota => &self.quota,
             _ => &self.at_limit,
         };
@@ -115,6 +120,7 @@ impl Bounds {
             at_limit: self.at_limit.load(Relaxed),
             queue_full: self.queue_full.load(Relaxed),
             wait_timeout: self.wait_timeout.load(Relaxed),
+            too_old: self.too_old.load(Relaxed),
             quota: self.quota.load(Relaxed),
         }
     }
