@@ -1,6 +1,7 @@
 //! The maths, pure: no clock, lock, task, random source or logging. Time comes in as an argument.
 
 pub(crate) mod aimd;
+pub(crate) mod codel;
 pub(crate) mod drain_rate;
 pub(crate) mod fair_queue;
 pub(crate) mod gradient2;

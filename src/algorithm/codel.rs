@@ -1,0 +1,199 @@
+//! Admission by age: refuses what has waited too long where waiting does not end, and finds out how many
+//! requests may be in flight for nobody to wait.
+//!
+//! # The two loops
+//! - **Fast**, for each request: [`Standing`] tells a queue that stands from a burst that drains. While
+//!   one stands, what is older than two targets is refused.
+//! - **Slow**, in windows of a tenth of `interval`: [`Width`] narrows the limit by a quarter when for a
+//!   whole `interval` more than a twentieth of all requests were over the target (their p95 was), and
+//!   widens it by a quarter when they were not.
+//!
+//! # Why it does not collapse
+//! A loop that narrows whenever requests are old feeds on itself: what it keeps waiting gets older.
+//! Hence:
+//!
+//! 1. It never keeps anything waiting: what is not admitted is refused.
+//! 2. While the inner service is not ready (a limit further in is full), the slow loop holds: the wait is
+//!    for that limit, not for ours.
+//! 3. The fast loop judges by the oldest request that waits, not only by the one that comes: a fair queue
+//!    lets young ones overtake.
+//! 4. It refuses only what aged in our own queue, or when more is in flight than in good times: when
+//!    something further out has become slow, refusing does not help.
+//! 5. A narrowing that did not help is taken back, and not tried again for a while, which gets longer
+//!    each time.
+//! 6. Few requests, or none, are a reason to widen: no limit stays narrow for want of evidence.
+
+mod ages;
+mod standing;
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests;
+mod width;
+
+use std::time::Duration;
+
+use self::{ages::Ages, standing::Standing, width::Width};
+
+/// Times are nanoseconds since any fixed moment, and may stand still or go back.
+#[derive(Debug)]
+pub(crate) struct CoDel {
+    pub(crate) settings: Settings,
+    standing: Standing,
+    width: Width,
+    ages: Ages,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) target: u64,
+    pub(crate) interval: u64,
+    pub(crate) min: u64,
+    pub(crate) max: u64,
+    /// What is older is refused, whatever the load.
+    pub(crate) max_sojourn: Option<u64>,
+}
+
+/// A request that has reached us.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// Since it was submitted.
+    pub(crate) age: u64,
+    /// The part of that which it waited in a queue of ours.
+    pub(crate) own: u64,
+    /// How long the oldest that still waits there has waited, if one does.
+    pub(crate) oldest: Option<u64>,
+    /// How many are in flight, without it.
+    pub(crate) in_flight: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Admit,
+    TooOld,
+    /// The limit is reached.
+    Full,
+}
+
+/// What has been seen lately.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Report {
+    pub(crate) overloaded: bool,
+    pub(crate) load_percent: u32,
+    pub(crate) p95: Option<Duration>,
+    pub(crate) over_target: f64,
+    pub(crate) narrowings: u64,
+    pub(crate) widenings: u64,
+    pub(crate) undone: u64,
+}
+
+impl CoDel {
+    pub(crate) fn new(settings: Settings, now: u64) -> Self {
+        Self {
+            settings,
+            standing: Standing::new(now),
+            width: Width::new(&settings, now),
+            ages: Ages::default(),
+        }
+    }
+
+    /// How many may be in flight.
+    pub(crate) fn limit(&self) -> u64 {
+        self.width.limit()
+    }
+
+    /// Whether it is time for [`roll`](Self::roll).
+    #[inline]
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        self.width.due(&self.settings, now).is_some()
+    }
+
+    /// Closes the windows that are over, which may move the limit. `completed` is how many requests have
+    /// completed so far, however they ended.
+    pub(crate) fn roll(&mut self, now: u64, completed: u64) {
+        let Self {
+            width,
+            ages,
+            settings,
+            ..
+        } = self;
+        width.roll(settings, now, completed, |window| ages.close(window));
+    }
+
+    /// The inner service was not ready.
+    pub(crate) fn inner_pending(&mut self) {
+        self.width.pended();
+        self.standing.pended();
+    }
+
+    /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).
+    #[inline]
+    pub(crate) fn enter(&mut self, now: u64, entry: &Entry) -> Verdict {
+        let over = entry.age > self.settings.target;
+        self.ages.note(entry.age);
+        self.width.note(entry.age, over, entry.in_flight);
+        if self.is_too_old(now, entry) {
+            self.width.note_aged();
+            Verdict::TooOld
+        } else if entry.in_flight >= self.limit() {
+            self.width.note_full();
+            Verdict::Full
+        } else {
+            Verdict::Admit
+        }
+    }
+
+    #[inline]
+    fn is_too_old(&mut self, now: u64, entry: &Entry) -> bool {
+        let &Entry {
+            age,
+            own,
+            oldest,
+            in_flight,
+        } = entry;
+        let Settings {
+            target,
+            min,
+            max_sojourn,
+            ..
+        } = self.settings;
+        let standing = self.standing.look(now, age, oldest, target);
+        if max_sojourn.is_some_and(|max| age > max) {
+            return true;
+        }
+        if !standing || age <= target.saturating_mul(2) {
+            return false;
+        }
+        // Nobody else is there whom it could be in the way of.
+        if in_flight == 0 && oldest.is_none() && !self.standing.has_pended() {
+            return false;
+        }
+        own > target || in_flight >= self.width.healthy().max(min)
+    }
+
+    /// After [`roll`](Self::roll).
+    pub(crate) fn report(&self, now: u64) -> Report {
+        let target = self.settings.target;
+        let last = self.width.last();
+        // The histogram is coarse, the count of those over the target is exact.
+        let p95 = self.ages.p95().map(|p95| match last.is_over() {
+            true => p95.max(target.saturating_add(1)),
+            false => p95.min(target),
+        });
+        let (narrowings, widenings, undone) = self.width.moves();
+        Report {
+            overloaded: self.standing.is_overloaded(now, target),
+            load_percent: self.standing.load_percent(target),
+            p95: p95.map(Duration::from_nanos),
+            over_target: last.share_over(),
+            narrowings,
+            widenings,
+            undone,
+        }
+    }
+}
+
+#[cfg(test)]
+impl CoDel {
+    pub(crate) fn set_limit(&mut self, limit: u64) {
+        self.width.set_limit(limit);
+    }
+}

@@ -1,0 +1,88 @@
+//! The fast loop: whether a queue stands.
+//!
+//! A queue that absorbs a burst is empty again soon, and some request finds it so. In a queue that
+//! stands, all that come have waited. So the least age within a short time tells the two apart (CoDel,
+//! and folly's version of it for servers, whose rule this is but for three additions, marked below).
+
+/// How long the least age is looked for, at least: within it a queue that drains is seen to.
+const SHORTEST_DETECTION: u64 = 100_000_000;
+
+#[derive(Debug)]
+pub(super) struct Standing {
+    overloaded: bool,
+    started: bool,
+    /// Whether the inner service was not ready in this interval.
+    pended: bool,
+    /// When this interval is over.
+    end: u64,
+    /// When a request came last.
+    last: u64,
+    /// The least age in this interval.
+    least: u64,
+}
+
+/// It is no shorter than the target: a queue that drains within it must be seen to.
+fn detection(target: u64) -> u64 {
+    SHORTEST_DETECTION.max(target)
+}
+
+impl Standing {
+    pub(super) fn new(now: u64) -> Self {
+        Self {
+            overloaded: false,
+            started: false,
+            pended: false,
+            end: now,
+            last: now,
+            least: 0,
+        }
+    }
+
+    pub(super) fn pended(&mut self) {
+        self.pended = true;
+    }
+
+    pub(super) fn has_pended(&self) -> bool {
+        self.pended
+    }
+
+    /// A request comes. Says whether a queue stands, and it may be refused for that: the one that finds
+    /// out is let in.
+    #[inline]
+    pub(super) fn look(&mut self, now: u64, age: u64, oldest: Option<u64>, target: u64) -> bool {
+        // Added: a fair queue lets young requests overtake old ones, so the oldest counts.
+        let age = age.max(oldest.unwrap_or(0));
+        // Added: where nobody came for so long and nobody waits, no queue stands.
+        let silent = oldest.is_none() && self.is_silent(now, target);
+        self.last = now;
+        if !self.started {
+            self.started = true;
+            self.least = age;
+            return false;
+        }
+        if now > self.end {
+            self.overloaded = self.least > target && !silent;
+            self.end = now.saturating_add(detection(target));
+            self.least = age;
+            self.pended = false;
+            return false;
+        }
+        self.least = self.least.min(age);
+        self.overloaded
+    }
+
+    /// Added: an inner service that is not ready holds requests back, so that none come.
+    fn is_silent(&self, now: u64, target: u64) -> bool {
+        !self.pended && now.saturating_sub(self.last.max(self.end)) >= detection(target)
+    }
+
+    pub(super) fn is_overloaded(&self, now: u64, target: u64) -> bool {
+        self.overloaded && !self.is_silent(now, target)
+    }
+
+    /// The least age, in percent of the age at which requests are refused.
+    pub(super) fn load_percent(&self, target: u64) -> u32 {
+        let percent = u128::from(self.least) * 100 / u128::from(target).max(1) / 2;
+        percent.min(100) as u32
+    }
+}
