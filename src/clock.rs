@@ -1,6 +1,6 @@
 //! The only place where the crate reads a clock.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
@@ -23,6 +23,20 @@ enum Source {
     },
     #[cfg(all(test, backpressure_loom))]
     Stopped,
+}
+
+/// A moment, for what has to be comparable between layers: each [`Clock`] counts from a moment of its own.
+#[inline]
+#[allow(clippy::disallowed_methods, reason = "this is the one clock")]
+pub(crate) fn instant() -> Instant {
+    Instant::now()
+}
+
+/// The time since 1970 by the clock on the wall, which may jump. Only to read times that others have written.
+#[allow(clippy::disallowed_methods, reason = "this is the one clock")]
+pub(crate) fn since_1970() -> Duration {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default()
 }
 
 impl Clock {
