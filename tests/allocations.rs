@@ -9,14 +9,15 @@ use std::{
     convert::Infallible,
     future::{Ready, ready},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use counting::counted;
 use support::{finish, poll, poll_ready};
 use tower::{Layer, Service};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
-    RateLimitLayer, WfqConfig, WfqLayer,
+    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
+    LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
 };
 
 #[derive(Clone)]
@@ -74,6 +75,14 @@ fn an_accepted_request_allocates_nothing() {
     );
     let fair = WfqLayer::new(WfqConfig::default(), tenant);
     check(fair.layer(ConcurrencyLimitLayer::new(1).layer(Answers)));
+    check(codel(CoDelConfig::default()).layer(Answers));
+    check(fair.layer(codel(CoDelConfig::default()).layer(Answers)));
+}
+
+/// Requests were submitted a second ago.
+fn codel(config: CoDelConfig) -> CoDelLayer<impl Fn(&u32) -> Option<SubmittedAt> + Clone> {
+    let submitted = SubmittedAt::ago(Duration::from_secs(1));
+    CoDelLayer::new(config).submitted_at(move |_: &u32| submitted)
 }
 
 fn tenant(_: &u32) -> Option<&'static str> {
@@ -135,6 +144,10 @@ fn a_refused_request_allocates_its_error_and_nothing_else() {
     let _busy = limit.handle().try_acquire().unwrap();
     let fair = WfqLayer::new(WfqConfig::default().max_waiting(0), tenant);
     check(fair.layer(limit.layer(Answers)));
+    check(codel(CoDelConfig::default().max_sojourn(Duration::from_millis(900))).layer(Answers));
+    let full = codel(CoDelConfig::default().min_concurrency(1).max_concurrency(1));
+    let _busy = full.handle().try_acquire(SubmittedAt::now()).unwrap();
+    check(full.layer(Answers));
 }
 
 /// Right after the slab has doubled, when it costs the most. The service or future that waits is its

@@ -160,6 +160,16 @@ impl Gate {
         }
     }
 
+    pub(crate) fn limit(&self) -> usize {
+        self.load().limit()
+    }
+
+    /// How many permits were given back after their requests were dispatched, so far.
+    pub(crate) fn completed(&self) -> u64 {
+        let slow = lock(&self.slow); // nothing is folded meanwhile
+        slow.completed + self.load().completed()
+    }
+
     /// How many are in flight, and whether one more had to wait.
     #[inline]
     pub(crate) fn load_now(&self) -> (usize, bool) {

@@ -5,6 +5,7 @@
 //!   │
 //! Gate ──── permits: one word of atomics (word.rs) and, behind a mutex, who waits (queue.rs)
 //!   ├── Governor: the law that moves its limit, where it adapts
+//!   ├── AgeGate: the law that decides by age, and moves its limit too
 //! Bucket ── tokens: the same, but that time brings them
 //!   │
 //! Permit ── one admitted request; dropping it lets the next one in
@@ -15,6 +16,7 @@
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
 //! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
 
+pub(crate) mod age_gate;
 pub(crate) mod bounds;
 pub(crate) mod bucket;
 pub(crate) mod claim;

@@ -20,8 +20,8 @@ use std::time::Duration;
 use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
-    RateLimitLayer, WfqConfig, WfqLayer,
+    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
+    LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
 };
 
 /// What a layer makes of a second request while one is in flight.
@@ -164,10 +164,35 @@ contract! {
     concurrency_limit_over_wfq: Waits, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(1))
         .layer(WfqLayer::new(WfqConfig::default(), tenant));
+    codel: IsRefused, codel();
+    codel_with_room: IsServed, CoDelLayer::new(CoDelConfig::default()).submitted_at(|_: &u32| None);
+    codel_over_concurrency_limit: Waits, ServiceBuilder::new()
+        .layer(CoDelLayer::new(CoDelConfig::default()).submitted_at(|_: &u32| None))
+        .layer(ConcurrencyLimitLayer::new(1));
+    concurrency_limit_over_codel: IsRefused, ServiceBuilder::new()
+        .layer(ConcurrencyLimitLayer::new(100))
+        .layer(codel());
+    load_shed_over_codel: IsRefused, ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(codel());
+    wfq_over_codel: IsRefused, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(codel());
+    wfq_over_codel_over_adaptive_concurrency_over_load_shed: WaitsInCall, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(CoDelLayer::new(CoDelConfig::default()).submitted_at(|_: &u32| None))
+        .layer(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1))
+        .layer(LoadShedLayer::new());
     concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(100))
         .layer(LoadShedLayer::new())
         .layer(ConcurrencyLimitLayer::new(1));
+}
+
+/// For one request at a time.
+fn codel() -> CoDelLayer<fn(&u32) -> Option<SubmittedAt>> {
+    let config = CoDelConfig::default().min_concurrency(1).max_concurrency(1);
+    CoDelLayer::new(config).submitted_at(|_: &u32| None)
 }
 
 fn tenant(request: &u32) -> Option<String> {

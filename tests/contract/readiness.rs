@@ -95,7 +95,7 @@ where
             // It refuses, or waits in its future.
             Poll::Ready(Ok(())) => match poll(&mut service.call(7)) {
                 Poll::Ready(result) => drop(refusal(result)),
-                Poll::Pending => assert!(second.waits() || second == IsServed),
+                Poll::Pending => assert_ne!(second, IsServedOrShed),
             },
             Poll::Pending => assert_ne!(second, IsServedOrShed),
         }

@@ -1,0 +1,227 @@
+//! The door of a [`CoDel`](crate::CoDel): its law, and a [`Gate`] for what is in flight.
+//!
+//! The gate counts and holds to the limit; nobody ever waits at it. All that enter do so under the lock
+//! of the law, so what it is told to be in flight can only have become less when it decides.
+
+#[cfg(all(test, backpressure_loom))]
+mod models;
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    bounds::{Rejected, nanos},
+    claim::Limiter,
+    gate::Gate,
+    permit::Permit,
+};
+use crate::{
+    ConfigError, Overloaded, Reason, SubmittedAt, Waited,
+    algorithm::codel::{CoDel, Entry, Settings, Verdict},
+    clock,
+    sync::{Arc, Mutex, MutexGuard, lock},
+};
+
+/// What a client is told that is refused for its age: at least this, at most that.
+const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// `interval` is no shorter: a queue that stands is looked for as long.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct AgeGate {
+    pub(crate) gate: Arc<Gate>,
+    law: Mutex<CoDel>,
+    /// What the law's time is counted from.
+    made: Instant,
+}
+
+/// The state of a sojourn-time admission at one moment.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// How many requests may be in flight.
+    pub limit: usize,
+    /// How many are.
+    pub in_flight: usize,
+    /// The most that were in flight at once since the last snapshot was taken, by whomever.
+    pub peak_in_flight: usize,
+    /// How many requests were admitted so far.
+    pub admitted: u64,
+    /// How many were refused so far: `at_limit`, or `too_old`.
+    pub rejected: Rejected,
+    /// The age that nineteen in twenty requests did not exceed in the last window, when they came,
+    /// admitted or not. A window is a tenth of `interval`, or longer where few requests come; `None` if
+    /// none came. It is at most an eighth too high, and on the right side of the target.
+    pub p95: Option<Duration>,
+    /// The share of them that were older than the target, from 0 to 1.
+    pub over_target: f64,
+    /// Whether a queue stands, and what is too old is refused.
+    pub overloaded: bool,
+    /// The least age lately, in percent of the age at which requests are refused while a queue stands. At
+    /// most 100.
+    pub load_percent: u32,
+    /// How often the limit was narrowed.
+    pub narrowings: u64,
+    /// How often it was widened.
+    pub widenings: u64,
+    /// How often narrowings did not help, and were taken back.
+    pub undone: u64,
+}
+
+impl AgeGate {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let max = usize::try_from(settings.max).unwrap_or(usize::MAX);
+        let gate = Gate::new("codel", max).expect("it has been checked");
+        // The gate holds a limit to what it can count.
+        let settings = Settings {
+            max: gate.limit() as u64,
+            min: settings.min.min(gate.limit() as u64),
+            ..settings
+        };
+        Self {
+            gate: Arc::new(gate),
+            law: Mutex::new(CoDel::new(settings, 0)),
+            made: clock::instant(),
+        }
+    }
+
+    fn nanos(&self, instant: Instant) -> u64 {
+        nanos(instant.saturating_duration_since(self.made))
+    }
+
+    /// Now, in the law's time.
+    pub(crate) fn now(&self) -> u64 {
+        self.nanos(clock::instant())
+    }
+
+    /// Admits a request or refuses it. `waited` is how long it waited for the inner service to be ready,
+    /// in nanoseconds.
+    #[inline]
+    pub(crate) fn enter(
+        &self,
+        submitted: Option<SubmittedAt>,
+        waited: u64,
+    ) -> Result<Permit, Box<Overloaded>> {
+        let now = clock::instant();
+        let outside = Waited::current();
+        let own = outside.map_or(0, |outside| nanos(outside.own)).max(waited);
+        let oldest = outside.and_then(|outside| outside.oldest).map(nanos);
+        let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now)));
+        // Without a stamp, or with a late one, it is at least as old as it has waited here.
+        let age = age.max(own);
+        self.decide(self.nanos(now), age, own, oldest)
+    }
+
+    #[inline]
+    fn decide(
+        &self,
+        now: u64,
+        age: u64,
+        own: u64,
+        oldest: Option<u64>,
+    ) -> Result<Permit, Box<Overloaded>> {
+        let mut law = self.rolled(now);
+        let entry = Entry {
+            age,
+            own,
+            oldest,
+            in_flight: self.gate.load_now().0 as u64,
+        };
+        let verdict = law.enter(now, &entry);
+        let admitted = verdict == Verdict::Admit && self.gate.try_admit(());
+        drop(law);
+        if admitted {
+            return Ok(Permit::new(Arc::clone(&self.gate)));
+        }
+        Err(self.refuse(verdict, age.max(oldest.unwrap_or(0))))
+    }
+
+    #[cold]
+    fn refuse(&self, verdict: Verdict, sojourn: u64) -> Box<Overloaded> {
+        if verdict != Verdict::TooOld {
+            return self.gate.refuse((), Reason::AtLimit);
+        }
+        self.gate.bounds.count(Reason::TooOld);
+        // A queue's length over its drain is the time that requests take through it.
+        let retry_after =
+            Duration::from_nanos(sojourn).clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER);
+        let name = self.gate.bounds.name();
+        Box::new(Overloaded::new(name, Reason::TooOld, retry_after))
+    }
+
+    /// The inner service was not ready. Gives the time.
+    pub(crate) fn inner_pending(&self) -> u64 {
+        let now = self.now();
+        self.rolled(now).inner_pending();
+        now
+    }
+
+    /// The law, up to date.
+    #[inline]
+    fn rolled(&self, now: u64) -> MutexGuard<'_, CoDel> {
+        let mut law = lock(&self.law);
+        if law.is_due(now) {
+            self.roll(&mut law, now);
+        }
+        law
+    }
+
+    #[cold]
+    fn roll(&self, law: &mut CoDel, now: u64) {
+        let before = law.limit();
+        law.roll(now, self.gate.completed());
+        if law.limit() != before {
+            self.gate.resize(law.limit() as usize);
+        }
+    }
+
+    pub(crate) fn set_target(&self, target: Duration) -> Result<(), ConfigError> {
+        let mut law = lock(&self.law);
+        check(target, Duration::from_nanos(law.settings.interval))?;
+        law.settings.target = nanos(target);
+        Ok(())
+    }
+
+    pub(crate) fn set_interval(&self, interval: Duration) -> Result<(), ConfigError> {
+        let mut law = lock(&self.law);
+        check(Duration::from_nanos(law.settings.target), interval)?;
+        law.settings.interval = nanos(interval);
+        Ok(())
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let now = self.now();
+        let report = self.rolled(now).report(now);
+        let permits = self.gate.snapshot();
+        Snapshot {
+            limit: permits.limit,
+            in_flight: permits.in_flight,
+            peak_in_flight: permits.peak_in_flight,
+            admitted: permits.admitted,
+            rejected: permits.rejected,
+            p95: report.p95,
+            over_target: report.over_target,
+            overloaded: report.overloaded,
+            load_percent: report.load_percent,
+            narrowings: report.narrowings,
+            widenings: report.widenings,
+            undone: report.undone,
+        }
+    }
+}
+
+pub(crate) fn check(target: Duration, interval: Duration) -> Result<(), ConfigError> {
+    if target.is_zero() {
+        return Err(ConfigError::new("target", "longer than 0"));
+    }
+    if interval < target || interval < SHORTEST_INTERVAL {
+        return Err(ConfigError::new(
+            "interval",
+            "at least the target, and at least 100 ms",
+        ));
+    }
+    Ok(())
+}

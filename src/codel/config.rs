@@ -1,0 +1,108 @@
+//! The settings of a sojourn-time admission.
+
+use std::{thread::available_parallelism, time::Duration};
+
+use crate::{
+    admission::{age_gate::check, bounds::nanos},
+    algorithm::codel::Settings,
+};
+
+/// What a [`CoDelLayer`](super::CoDelLayer) holds to.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_backpressure::CoDelConfig;
+///
+/// let config = CoDelConfig::default()
+///     .target(Duration::from_millis(50)) // requests take 20 ms here
+///     .max_concurrency(200)              // clients wait a second, and 250 a second get done
+///     .max_sojourn(Duration::from_secs(1));
+/// # let _ = config;
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct CoDelConfig {
+    target: Duration,
+    interval: Duration,
+    min_concurrency: usize,
+    max_concurrency: usize,
+    max_sojourn: Option<Duration>,
+}
+
+impl Default for CoDelConfig {
+    /// A target of 100 ms, an interval of 5 s, at least as many in flight as the machine has processors,
+    /// at most 1000; no bound on the age of a request while no queue stands.
+    fn default() -> Self {
+        let processors = available_parallelism().map_or(1, usize::from);
+        Self {
+            target: Duration::from_millis(100),
+            interval: Duration::from_secs(5),
+            min_concurrency: processors.min(MAX_CONCURRENCY),
+            max_concurrency: MAX_CONCURRENCY,
+            max_sojourn: None,
+        }
+    }
+}
+
+/// As many as the adaptive limit goes up to.
+const MAX_CONCURRENCY: usize = 1000;
+
+impl CoDelConfig {
+    /// How old requests may be when they come, in good times. While a queue stands, those older than
+    /// twice this are refused.
+    ///
+    /// At least twice as long as a request takes on average, and at most a tenth of what clients are
+    /// willing to wait.
+    pub fn target(mut self, target: Duration) -> Self {
+        self.target = target;
+        self
+    }
+
+    /// The limit moves after requests were too old, or not, for this long.
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+
+    /// The limit never gets lower than this. Where the work is not done by the processors of this
+    /// machine, it should be what keeps busy whatever does it.
+    pub fn min_concurrency(mut self, min: usize) -> Self {
+        self.min_concurrency = min;
+        self
+    }
+
+    /// The limit never gets higher than this, and begins there. Where no other limit is further in, at
+    /// most as many requests as get done in the time that clients are willing to wait: a queue inside the
+    /// service is not seen. More than 16 777 215 are that many.
+    pub fn max_concurrency(mut self, max: usize) -> Self {
+        self.max_concurrency = max;
+        self
+    }
+
+    /// A request older than this is refused, whatever the load: its client has given up.
+    pub fn max_sojourn(mut self, max_sojourn: Duration) -> Self {
+        self.max_sojourn = Some(max_sojourn);
+        self
+    }
+
+    /// # Panics
+    /// If it makes no sense.
+    pub(super) fn settings(&self) -> Settings {
+        if let Err(error) = check(self.target, self.interval) {
+            panic!("CoDelConfig: {error}")
+        }
+        assert!(
+            (1..=self.max_concurrency).contains(&self.min_concurrency),
+            "CoDelConfig: 1 ≤ min_concurrency ({}) ≤ max_concurrency ({}) must hold",
+            self.min_concurrency,
+            self.max_concurrency
+        );
+        Settings {
+            target: nanos(self.target),
+            interval: nanos(self.interval),
+            min: self.min_concurrency as u64,
+            max: self.max_concurrency as u64,
+            max_sojourn: self.max_sojourn.map(nanos),
+        }
+    }
+}
