@@ -11,7 +11,7 @@ use tower_backpressure::{
     adaptive_concurrency::{Handle, Moved},
 };
 
-use crate::simulation::{Inner, MS, SEC, Seen, Server, Spread, Stack, World};
+use crate::simulation::{Inner, MS, SEC, Seen, Server, Spread, Stack, World, seeds};
 
 const UNIMODAL: [Spread; 5] = [
     Spread::Constant,
@@ -21,11 +21,6 @@ const UNIMODAL: [Spread; 5] = [
     Spread::Exponential,
 ];
 const LOADS: [f64; 3] = [2.0, 3.0, 5.0];
-
-fn seeds() -> std::ops::Range<u64> {
-    let seeds = std::env::var("BACKPRESSURE_SEEDS").ok();
-    0..seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(1)
-}
 
 /// A world and a handle on its limit.
 struct Run<S> {
@@ -417,7 +412,7 @@ fn i_a_service_that_slows_down() {
         for k in [4, 8, 32] {
             for spread in [Spread::Even, Spread::Exponential] {
                 let mut server = Server::new(k, 10 * MS, spread);
-                server.contended = true;
+                server.contended = Some(0.01);
                 let mut run = shedding(seed, server);
                 run.world.run(3.0, 30 * SEC);
                 let seen = run.world.run(3.0, long_enough(&server));

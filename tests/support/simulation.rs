@@ -1,9 +1,9 @@
 //! A server that is simulated, with real layers in front of it, on tokio's paused clock.
 //!
 //! Requests come as a Poisson process, whatever becomes of them (open loop). Each has a service time drawn
-//! from a distribution, and is worked on by one of `k` servers, first come first served, or by all of them
-//! together. Time goes from event to event, so hours take seconds, and a run with the same seed is the
-//! same run.
+//! from a distribution, and is worked on by one of `k` servers, first come first served or in slices, or by all of
+//! them together. Before it gets to the layers it may be held up elsewhere, or need some of the same servers' time.
+//! Time goes from event to event, so hours take seconds, and a run with the same seed is the same run.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::{
@@ -20,10 +20,16 @@ use std::{
 
 use tokio::runtime::Runtime;
 use tower::{BoxError, Layer, Service};
-use tower_backpressure::Overloaded;
+use tower_backpressure::{Overloaded, SubmittedAt};
 
 pub const MS: Duration = Duration::from_millis(1);
 pub const SEC: Duration = Duration::from_secs(1);
+
+/// One, or as many as `BACKPRESSURE_SEEDS` says.
+pub fn seeds() -> std::ops::Range<u64> {
+    let seeds = std::env::var("BACKPRESSURE_SEEDS").ok();
+    0..seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(1)
+}
 
 /// How service times are spread around their mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,6 +41,8 @@ pub enum Spread {
     Exponential,
     /// Nine in ten take a fifth of the mean, one takes 8.2 times the mean.
     Bimodal,
+    /// One in five takes ten times as long as the others, which are exponential, as it is.
+    SlowClass,
 }
 
 impl Spread {
@@ -47,6 +55,10 @@ impl Spread {
             Self::Exponential => random.exponential(),
             Self::Bimodal if random.unit() < 0.9 => 0.2,
             Self::Bimodal => 8.2,
+            Self::SlowClass => {
+                let slow = if random.unit() < 0.2 { 10.0 } else { 1.0 };
+                slow / 2.8 * random.exponential()
+            }
         }
     }
 
@@ -57,6 +69,7 @@ impl Spread {
             Self::LogNormal(sigma) => (-sigma * sigma / 2.0).exp(),
             Self::Exponential => std::f64::consts::LN_2,
             Self::Bimodal => 0.2,
+            Self::SlowClass => f64::NAN,
         }
     }
 }
@@ -102,8 +115,14 @@ pub struct Server {
     /// Every request fails after 0.2 ms.
     pub broken: bool,
     /// All requests are worked on at once, each by its share of the servers, and each one more than there
-    /// are servers slows all of them down by a hundredth.
-    pub contended: bool,
+    /// are servers slows all of them down by this much.
+    pub contended: Option<f64>,
+    /// Servers work on a request for so long at a time, and then on the next.
+    pub slice: Duration,
+    /// So much work of the same servers each request takes before it gets to the layers.
+    pub front: Duration,
+    /// So long each request is held up before that, by something else.
+    pub upstream: Duration,
 }
 
 impl Server {
@@ -114,7 +133,10 @@ impl Server {
             spread,
             fast: 0.0,
             broken: false,
-            contended: false,
+            contended: None,
+            slice: Duration::MAX,
+            front: Duration::ZERO,
+            upstream: Duration::ZERO,
         }
     }
 
@@ -126,7 +148,8 @@ impl Server {
     /// How fast each of `n` requests is worked on, where they share the servers.
     fn pace(&self, n: usize) -> f64 {
         let share = (self.k as f64 / n.max(1) as f64).min(1.0);
-        let slowed = 1.0 - 0.01 * n.saturating_sub(self.k) as f64;
+        let loss = self.contended.unwrap_or(0.0);
+        let slowed = 1.0 - loss * n.saturating_sub(self.k) as f64;
         share * slowed.max(0.01)
     }
 }
@@ -139,8 +162,30 @@ pub struct Seen {
     pub served: usize,
     pub failed: usize,
     pub refused: usize,
+    /// Served before their clients lost patience.
+    pub good: usize,
+    /// Served too late, because they alone took longer than that.
+    pub hopeless: usize,
+    /// Those of each tenant.
+    pub good_by_tenant: Vec<usize>,
+    pub offered_by_tenant: Vec<usize>,
     /// From arrival to response, of those that were served, sorted.
     latencies: Vec<f64>,
+    /// From arrival until the server was called, of those that were served, sorted.
+    sojourns: Vec<f64>,
+}
+
+fn add(all: &mut Vec<usize>, part: &[usize]) {
+    all.resize(all.len().max(part.len()), 0);
+    all.iter_mut()
+        .zip(part)
+        .for_each(|(all, part)| *all += part);
+}
+
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    let value = sorted.get((last as f64 * share).round() as usize);
+    value.copied().unwrap_or(f64::NAN)
 }
 
 impl Seen {
@@ -153,10 +198,20 @@ impl Seen {
             all.served += part.served;
             all.failed += part.failed;
             all.refused += part.refused;
+            all.good += part.good;
+            all.hopeless += part.hopeless;
+            add(&mut all.good_by_tenant, &part.good_by_tenant);
+            add(&mut all.offered_by_tenant, &part.offered_by_tenant);
             all.latencies.extend(part.latencies);
+            all.sojourns.extend(part.sojourns);
         }
-        all.latencies.sort_unstable_by(f64::total_cmp);
+        all.sort();
         all
+    }
+
+    fn sort(&mut self) {
+        self.latencies.sort_unstable_by(f64::total_cmp);
+        self.sojourns.sort_unstable_by(f64::total_cmp);
     }
 
     /// Served a second.
@@ -166,19 +221,33 @@ impl Seen {
 
     /// The latency that this share of those served did not exceed, in seconds.
     pub fn quantile(&self, share: f64) -> f64 {
-        let last = self.latencies.len().saturating_sub(1);
-        let latency = self.latencies.get((last as f64 * share).round() as usize);
-        latency.copied().unwrap_or(f64::NAN)
+        quantile(&self.latencies, share)
+    }
+
+    /// The same for how old requests were when the server was called.
+    pub fn sojourn(&self, share: f64) -> f64 {
+        quantile(&self.sojourns, share)
     }
 }
 
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    pub tenant: usize,
+    pub submitted: SubmittedAt,
+}
+
 /// What clients call: layers around the server.
-pub trait Stack: Service<(), Response = (), Error = BoxError, Future: 'static> + Clone {}
-impl<S> Stack for S where S: Service<(), Response = (), Error = BoxError, Future: 'static> + Clone {}
+pub trait Stack: Service<Job, Response = (), Error = BoxError, Future: 'static> + Clone {}
+impl<S> Stack for S where S: Service<Job, Response = (), Error = BoxError, Future: 'static> + Clone {}
 
 /// A simulated server behind real layers, and a crowd of clients.
 pub struct World<S> {
     pub server: Server,
+    /// A response later than this is no use to a client.
+    pub patience: Duration,
+    /// How much of the load is whose.
+    pub tenants: Vec<f64>,
     service: S,
     inside: Rc<RefCell<Inside>>,
     clients: Vec<Client<S>>,
@@ -186,22 +255,26 @@ pub struct World<S> {
     woken: Arc<Woken>,
     arrivals: Random,
     next_arrival: Option<u64>,
+    timers_at: u64,
     seen: Seen,
     // Last, so that what needs a runtime is dropped before it.
     runtime: Runtime,
 }
 
-/// Where one request is.
-enum Client<S> {
+/// One request, and where it is.
+struct Client<S> {
+    job: Job,
+    since: u64,
+    waker: Waker,
+    stage: Stage<S>,
+}
+
+enum Stage<S> {
     Gone,
-    Waits {
-        service: S,
-        since: u64,
-    },
-    InFlight {
-        future: Pin<Box<dyn Future<Output = Result<(), BoxError>>>>,
-        since: u64,
-    },
+    /// On its way to the layers.
+    Comes,
+    Waits(S),
+    InFlight(Pin<Box<dyn Future<Output = Result<(), BoxError>>>>),
 }
 
 impl<S: Stack> World<S> {
@@ -221,6 +294,8 @@ impl<S: Stack> World<S> {
         drop(entered);
         Self {
             server,
+            patience: Duration::MAX,
+            tenants: vec![1.0],
             service,
             inside,
             clients: Vec::new(),
@@ -228,6 +303,7 @@ impl<S: Stack> World<S> {
             woken: Arc::default(),
             arrivals: Random(!seed),
             next_arrival: None,
+            timers_at: 0,
             seen: Seen::default(),
             runtime,
         }
@@ -244,8 +320,8 @@ impl<S: Stack> World<S> {
         let between = |random: &mut Random| (random.exponential() / rate * 1e9) as u64;
         self.next_arrival = (rate > 0.0).then(|| begun + between(&mut self.arrivals));
         loop {
-            let completion = self.inside.borrow().next();
-            let next = completion.into_iter().chain(self.next_arrival).min();
+            let event = self.inside.borrow().next();
+            let next = event.into_iter().chain(self.next_arrival).min();
             let Some(at) = next.filter(|at| *at < end) else {
                 break;
             };
@@ -254,16 +330,26 @@ impl<S: Stack> World<S> {
                 self.next_arrival = Some(at + between(&mut self.arrivals));
                 self.arrive();
             } else {
-                let client = self.inside.borrow_mut().complete();
-                self.respond(client);
+                let happens = self.inside.borrow_mut().happens();
+                match happens {
+                    Happens::Nothing => {}
+                    Happens::Comes(client) => self.poll_ready(client, self.service.clone()),
+                    Happens::Done(client) => self.respond(client),
+                }
             }
             self.poll_woken();
         }
         self.advance_to(end);
         let mut seen = std::mem::take(&mut self.seen);
         seen.lasted = lasting.as_secs_f64();
-        seen.latencies.sort_unstable_by(f64::total_cmp);
+        seen.sort();
         seen
+    }
+
+    /// Does something on the simulated clock.
+    pub fn within<T>(&self, what: impl FnOnce() -> T) -> T {
+        let _entered = self.runtime.enter();
+        what()
     }
 
     fn now(&self) -> u64 {
@@ -275,27 +361,60 @@ impl<S: Stack> World<S> {
         let advance = pin!(tokio::time::advance(Duration::from_nanos(at - now)));
         // The clock moves at the first poll; after that it would let other tasks run, and there are none.
         let _ = advance.poll(&mut Context::from_waker(Waker::noop()));
+        // tokio's timers are good to a millisecond.
+        if at - self.timers_at >= 1_000_000 {
+            self.timers_at = at;
+            self.runtime.block_on(tokio::task::yield_now());
+            self.poll_woken();
+        }
     }
 
     fn arrive(&mut self) {
+        let tenant = self.tenant();
+        let job = Job {
+            tenant,
+            submitted: SubmittedAt::now(),
+        };
         self.seen.offered += 1;
+        count(&mut self.seen.offered_by_tenant, tenant);
+        let since = self.now();
         let client = self.free.pop().unwrap_or_else(|| {
-            self.clients.push(Client::Gone);
-            self.clients.len() - 1
+            let client = self.clients.len();
+            self.clients.push(Client {
+                job,
+                since,
+                waker: Waker::from(Arc::new(Wakes(client, Arc::clone(&self.woken)))),
+                stage: Stage::Gone,
+            });
+            client
         });
-        let (service, since) = (self.service.clone(), self.now());
-        self.poll_ready(client, service, since);
+        let this = &mut self.clients[client];
+        (this.job, this.since, this.stage) = (job, since, Stage::Comes);
+        if !self.inside.borrow_mut().hold_up(client) {
+            self.poll_ready(client, self.service.clone());
+        }
     }
 
-    fn poll_ready(&mut self, client: usize, mut service: S, since: u64) {
-        let waker = Waker::from(Arc::new(Wakes(client, Arc::clone(&self.woken))));
-        match service.poll_ready(&mut Context::from_waker(&waker)) {
-            Poll::Pending => self.clients[client] = Client::Waits { service, since },
+    fn tenant(&mut self) -> usize {
+        if self.tenants.len() == 1 {
+            return 0;
+        }
+        let mut left = self.arrivals.unit() * self.tenants.iter().sum::<f64>();
+        let found = self.tenants.iter().position(|share| {
+            left -= share;
+            left <= 0.0
+        });
+        found.unwrap_or(0)
+    }
+
+    fn poll_ready(&mut self, client: usize, mut service: S) {
+        let this = &mut self.clients[client];
+        match service.poll_ready(&mut Context::from_waker(&this.waker)) {
+            Poll::Pending => this.stage = Stage::Waits(service),
             Poll::Ready(Err(error)) => panic!("{error}"),
             Poll::Ready(Ok(())) => {
                 self.inside.borrow_mut().calling = client;
-                let future = Box::pin(service.call(()));
-                self.clients[client] = Client::InFlight { future, since };
+                this.stage = Stage::InFlight(Box::pin(service.call(this.job)));
                 self.respond(client);
             }
         }
@@ -303,23 +422,34 @@ impl<S: Stack> World<S> {
 
     /// Looks whether a client has its response.
     fn respond(&mut self, client: usize) {
-        let Client::InFlight { future, since } = &mut self.clients[client] else {
+        // A layer may have kept it waiting, and call the server now.
+        self.inside.borrow_mut().calling = client;
+        let this = &mut self.clients[client];
+        let Stage::InFlight(future) = &mut this.stage else {
             panic!("a response to nobody")
         };
-        let Poll::Ready(result) = future
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()))
-        else {
+        let polled = future.as_mut().poll(&mut Context::from_waker(&this.waker));
+        let Poll::Ready(result) = polled else {
             return;
         };
-        let since = *since;
-        self.clients[client] = Client::Gone;
+        this.stage = Stage::Gone;
         self.free.push(client);
+        let (since, tenant) = (this.since, this.job.tenant);
         match result {
             Ok(()) => {
-                self.seen.served += 1;
                 let latency = (self.now() - since) as f64 / 1e9;
-                self.seen.latencies.push(latency);
+                let (called, work) = self.inside.borrow().called[client];
+                let patience = self.patience.as_secs_f64();
+                let seen = &mut self.seen;
+                seen.served += 1;
+                seen.latencies.push(latency);
+                seen.sojourns.push((called - since) as f64 / 1e9);
+                if latency <= patience {
+                    seen.good += 1;
+                    count(&mut seen.good_by_tenant, tenant);
+                } else if work as f64 / 1e9 > patience {
+                    seen.hopeless += 1;
+                }
             }
             Err(error) if Overloaded::find(error.as_ref()).is_some() => self.seen.refused += 1,
             Err(_) => self.seen.failed += 1,
@@ -331,14 +461,23 @@ impl<S: Stack> World<S> {
             let Some(client) = self.woken.0.lock().unwrap().pop_front() else {
                 return;
             };
-            if let Client::Waits { .. } = self.clients[client] {
-                let waits = std::mem::replace(&mut self.clients[client], Client::Gone);
-                if let Client::Waits { service, since } = waits {
-                    self.poll_ready(client, service, since);
+            match &self.clients[client].stage {
+                Stage::Gone | Stage::Comes => {}
+                Stage::InFlight(_) => self.respond(client),
+                Stage::Waits(_) => {
+                    let stage = &mut self.clients[client].stage;
+                    if let Stage::Waits(service) = std::mem::replace(stage, Stage::Gone) {
+                        self.poll_ready(client, service);
+                    }
                 }
             }
         }
     }
+}
+
+fn count(counts: &mut Vec<usize>, tenant: usize) {
+    counts.resize(counts.len().max(tenant + 1), 0);
+    counts[tenant] += 1;
 }
 
 #[derive(Default)]
@@ -348,6 +487,10 @@ struct Wakes(usize, Arc<Woken>);
 
 impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
         self.1.0.lock().unwrap().push_back(self.0);
     }
 }
@@ -356,7 +499,7 @@ impl Wake for Wakes {
 #[derive(Clone)]
 pub struct Inner(Rc<RefCell<Inside>>);
 
-impl Service<()> for Inner {
+impl Service<Job> for Inner {
     type Response = ();
     type Error = BoxError;
     type Future = Response;
@@ -365,7 +508,7 @@ impl Service<()> for Inner {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, (): ()) -> Response {
+    fn call(&mut self, _: Job) -> Response {
         let mut inside = self.0.borrow_mut();
         let client = inside.calling;
         inside.start(client);
@@ -399,13 +542,24 @@ pub struct Inside {
     random: Random,
     /// Who calls.
     calling: usize,
+    /// When each client's request was called, and how much work it is.
+    called: Vec<(u64, u64)>,
     /// Who has just been answered, and whether with success.
     done: Option<(usize, bool)>,
-    /// What will be answered when: by a server of its own, or at once.
-    running: BinaryHeap<Reverse<(u64, usize, Kind)>>,
+    /// What will happen when.
+    running: BinaryHeap<Reverse<(u64, Work)>>,
     busy: usize,
-    queue: VecDeque<(usize, u64)>,
+    queue: VecDeque<Work>,
     shared: Shared,
+}
+
+/// What is done for a client, by a server or by nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Work {
+    client: usize,
+    kind: Kind,
+    /// How much is left after what is done now, in nanoseconds.
+    left: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -413,6 +567,16 @@ enum Kind {
     Served,
     Fast,
     Failed,
+    Front,
+    Upstream,
+}
+
+enum Happens {
+    Nothing,
+    /// A request gets to the layers.
+    Comes(usize),
+    /// It is answered.
+    Done(usize),
 }
 
 /// Requests that are worked on together. `work` is how much each of them has got since the beginning.
@@ -431,6 +595,7 @@ impl Inside {
             server,
             random: Random(seed),
             calling: 0,
+            called: Vec::new(),
             done: None,
             running: BinaryHeap::new(),
             busy: 0,
@@ -439,30 +604,68 @@ impl Inside {
         }
     }
 
+    /// A request comes. Says whether it takes time until it gets to the layers.
+    fn hold_up(&mut self, client: usize) -> bool {
+        match self.server.upstream {
+            Duration::ZERO => self.front(client),
+            upstream => {
+                self.without_server(client, Kind::Upstream, upstream);
+                true
+            }
+        }
+    }
+
+    fn front(&mut self, client: usize) -> bool {
+        let left = self.server.front.as_nanos() as u64;
+        let kind = Kind::Front;
+        if left > 0 {
+            self.next_in_line(Some(Work { client, kind, left }));
+        }
+        left > 0
+    }
+
     fn start(&mut self, client: usize) {
-        const FAST: u64 = 200_000;
+        const FAST: Duration = Duration::from_micros(200);
+        self.called
+            .resize(self.called.len().max(client + 1), (0, 0));
+        self.called[client] = (self.now, 0);
         if self.server.broken {
-            self.running
-                .push(Reverse((self.now + FAST, client, Kind::Failed)));
-            return;
+            return self.without_server(client, Kind::Failed, FAST);
         }
         if self.server.fast > 0.0 && self.random.unit() < self.server.fast {
-            self.running
-                .push(Reverse((self.now + FAST, client, Kind::Fast)));
-            return;
+            return self.without_server(client, Kind::Fast, FAST);
         }
         let mean = self.server.mean.as_nanos() as f64;
-        let work = (mean * self.server.spread.draw(&mut self.random)) as u64;
-        if self.server.contended {
+        let left = (mean * self.server.spread.draw(&mut self.random)) as u64;
+        self.called[client].1 = left;
+        if self.server.contended.is_some() {
             self.work_together();
-            let done = self.shared.work as u64 + work;
+            let done = self.shared.work as u64 + left;
             self.shared.running.push(Reverse((done, client)));
-        } else if self.busy < self.server.k {
-            self.busy += 1;
-            self.running
-                .push(Reverse((self.now + work, client, Kind::Served)));
         } else {
-            self.queue.push_back((client, work));
+            let kind = Kind::Served;
+            self.next_in_line(Some(Work { client, kind, left }));
+        }
+    }
+
+    fn without_server(&mut self, client: usize, kind: Kind, lasting: Duration) {
+        let left = 0;
+        let at = self.now + lasting.as_nanos() as u64;
+        self.running
+            .push(Reverse((at, Work { client, kind, left })));
+    }
+
+    /// Servers that are free take what waits. They may have become fewer, or more.
+    fn next_in_line(&mut self, work: Option<Work>) {
+        self.queue.extend(work);
+        while self.busy < self.server.k {
+            let Some(mut work) = self.queue.pop_front() else {
+                return;
+            };
+            self.busy += 1;
+            let slice = self.server.slice.as_nanos().min(work.left.into()) as u64;
+            work.left -= slice;
+            self.running.push(Reverse((self.now + slice, work)));
         }
     }
 
@@ -472,9 +675,9 @@ impl Inside {
         self.shared.at = self.now;
     }
 
-    /// When the next request is answered.
+    /// When something happens next.
     fn next(&self) -> Option<u64> {
-        let alone = self.running.peek().map(|Reverse((at, ..))| *at);
+        let alone = self.running.peek().map(|Reverse((at, _))| *at);
         let together = self.shared.running.peek().map(|Reverse((done, _))| {
             let pace = self.server.pace(self.shared.running.len());
             let left = (*done as f64 - self.shared.work).max(0.0) / pace;
@@ -483,32 +686,34 @@ impl Inside {
         alone.into_iter().chain(together).min()
     }
 
-    /// Answers it.
-    fn complete(&mut self) -> usize {
-        let alone = self
-            .running
-            .peek()
-            .is_some_and(|Reverse((at, ..))| *at <= self.now);
+    /// It happens.
+    fn happens(&mut self) -> Happens {
+        let alone = (self.running.peek()).is_some_and(|Reverse((at, _))| *at <= self.now);
         if !alone {
             self.work_together();
             let Reverse((_, client)) = self.shared.running.pop().expect("somebody is due");
             self.done = Some((client, true));
-            return client;
+            return Happens::Done(client);
         }
-        let Reverse((_, client, kind)) = self.running.pop().expect("somebody is due");
-        if kind == Kind::Served {
-            // Servers may have become fewer, or more.
+        let Reverse((_, work)) = self.running.pop().expect("somebody is due");
+        let Work { client, kind, left } = work;
+        if matches!(kind, Kind::Served | Kind::Front) {
             self.busy -= 1;
-            while self.busy < self.server.k {
-                let Some((client, work)) = self.queue.pop_front() else {
-                    break;
-                };
-                self.busy += 1;
-                self.running
-                    .push(Reverse((self.now + work, client, Kind::Served)));
+            self.next_in_line((left > 0).then_some(work));
+            if left > 0 {
+                return Happens::Nothing;
             }
         }
-        self.done = Some((client, kind != Kind::Failed));
-        client
+        match kind {
+            Kind::Front => Happens::Comes(client),
+            Kind::Upstream => match self.front(client) {
+                true => Happens::Nothing,
+                false => Happens::Comes(client),
+            },
+            Kind::Served | Kind::Fast | Kind::Failed => {
+                self.done = Some((client, kind != Kind::Failed));
+                Happens::Done(client)
+            }
+        }
     }
 }
