@@ -2,10 +2,13 @@
 
 mod adaptive;
 mod aimd;
+mod codel;
 #[path = "../support/fairness.rs"]
 mod fairness;
 mod gradient2;
 mod netflix_vegas;
+#[path = "../support/overload.rs"]
+mod overload;
 #[path = "../support/simulation.rs"]
 mod simulation;
 mod vegas;
