@@ -81,6 +81,19 @@ fn adaptive_two_threads(c: &mut Criterion) {
     group.finish();
 }
 
+fn codel_two_threads(c: &mut Criterion) {
+    let mut group = c.benchmark_group("codel_two_threads");
+    let ours = common::codel().layer(Ready);
+    group.bench_function("tower-backpressure", |b| {
+        b.iter_custom(|requests| together(requests, clones(&ours)));
+    });
+    let towers = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+    group.bench_function("tower", |b| {
+        b.iter_custom(|requests| together(requests, clones(&towers)));
+    });
+    group.finish();
+}
+
 fn rate_limit_two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("rate_limit_two_threads");
     let layer = tower_backpressure::RateLimitLayer::new(rate());
@@ -131,6 +144,7 @@ criterion_group!(
     benches,
     concurrency_limit_two_threads,
     adaptive_two_threads,
+    codel_two_threads,
     rate_limit_two_threads,
     rate_limit_keyed_two_threads
 );

@@ -11,7 +11,7 @@ mod fair;
 
 use std::{env, process::Command};
 
-use common::{Ready, TokioClock, drive, governor_quota, noop, rate};
+use common::{Ready, TokioClock, codel, drive, governor_quota, noop, rate};
 use fair::Fair;
 use tower::{Layer, Service};
 
@@ -66,6 +66,14 @@ const ROWS: &[Row] = &[
         (0..n).for_each(|_| assert!(drive(&mut service)));
     }),
     ("adaptive", "tower", |n| {
+        let mut service = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("codel", "tower-backpressure", |n| {
+        let mut service = codel().layer(Ready);
+        (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("codel", "tower", |n| {
         let mut service = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
         (0..n).for_each(|_| assert!(drive(&mut service)));
     }),

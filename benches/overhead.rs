@@ -87,6 +87,16 @@ fn adaptive(c: &mut Criterion) {
     group.finish();
 }
 
+/// The accept path of admission by age, beside a limit that does not look at the clock.
+fn codel(c: &mut Criterion) {
+    let mut group = c.benchmark_group("codel");
+    let mut ours = common::codel().layer(Ready);
+    group.bench_function("tower-backpressure", |b| b.iter(|| drive(&mut ours)));
+    let mut towers = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+    group.bench_function("tower", |b| b.iter(|| drive(&mut towers)));
+    group.finish();
+}
+
 /// The accept path. governor is checked directly, without a service around it; `direct` is the same
 /// here. All three read tokio's clock, which in this build can be paused and so costs more than in a
 /// server.
@@ -185,6 +195,7 @@ criterion_group!(
     load_shed_reject,
     load_shed_reject_cloned,
     adaptive,
+    codel,
     rate_limit,
     rate_limit_shared,
     rate_limit_keyed,

@@ -57,6 +57,13 @@ where
     }
 }
 
+/// Admission by age, where nothing is refused. Requests are stamped as they come, so the clock is read twice.
+pub fn codel() -> tower_backpressure::CoDelLayer<fn(&u64) -> Option<tower_backpressure::SubmittedAt>>
+{
+    use tower_backpressure::{CoDelConfig, CoDelLayer, SubmittedAt};
+    CoDelLayer::new(CoDelConfig::default()).submitted_at(|_: &u64| Some(SubmittedAt::now()))
+}
+
 /// A rate that is never reached, with a bucket that is never full: every request takes a token that
 /// was saved up.
 const SAVED_UP: u32 = u32::MAX;
