@@ -1,0 +1,438 @@
+//! Answers overload the way the protocol expects: HTTP, gRPC, gRPC-Web, Connect and WebSocket.
+//!
+//! ```
+//! use axum::{Router, routing::get};
+//! use tower::ServiceBuilder;
+//! use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer};
+//!
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(
+//!     ServiceBuilder::new()
+//!         .layer(OverloadResponseLayer::new()) // outermost; no HandleErrorLayer is needed
+//!         .layer(LoadShedLayer::new())
+//!         .layer(ConcurrencyLimitLayer::new(100)),
+//! );
+//! # let _ = app;
+//! ```
+//!
+//! # When to use it
+//! In every HTTP server, outside the layers of this crate. Their refusals are errors, and an error that
+//! leaves a server's stack ends a connection or a stream without a word: a tonic client sees `Internal,
+//! h2 protocol error`. This layer makes answers of them. Its own error is [`Infallible`], which is what
+//! axum asks for: without it the compiler says ``the trait bound `Infallible: From<Box<dyn Error + Send +
+//! Sync>>` is not satisfied``.
+//!
+//! # Behaviour
+//! | the request | the answer to [`Overloaded`] |
+//! | --- | --- |
+//! | HTTP | 503, or 429 if it is the client that asks for too much ([`Reason::Quota`](crate::Reason::Quota)), `retry-after` in whole seconds, at least 1, `cache-control: no-store` |
+//! | gRPC, gRPC-Web | `RESOURCE_EXHAUSTED` in a response without a body, with `grpc-retry-pushback-ms` and a `google.rpc.RetryInfo` |
+//! | Connect, unary | 429, `resource_exhausted` with a `google.rpc.RetryInfo`, `retry-after` |
+//! | Connect, streaming | an end-of-stream message with the same |
+//! | WebSocket (feature `ws`) | the handshake is accepted and the socket closed with 1013 (try again later) and the hint as the reason: of a handshake that fails, a script in a browser is only told that it failed |
+//!
+//! Which it is is told by the request's method and headers, in the order of [`Protocol`], or by a
+//! `Protocol` among its extensions.
+//!
+//! The retry hint is the refusing layer's, plus up to half of it at random, so that those who are told to
+//! come back do not come all at once ([`jitter`](OverloadResponseLayer::jitter)). The `Overloaded` is put
+//! into the response's extensions, where layers further out can see it.
+//!
+//! # Errors
+//! None. An error of the inner service that is no `Overloaded`, nor has one as its source, is logged and
+//! answered with 500 (`INTERNAL`, `internal`), without a word of what it was;
+//! [`on_error`](OverloadResponseLayer::on_error) is for those who want another answer. An error of the
+//! inner service's `poll_ready` is answered likewise, in `call`.
+//!
+//! # Cancellation
+//! Nothing is held. A WebSocket is closed in a task of its own, which ends after two seconds at the
+//! latest; there are at most 1024 of them, and past that it is a plain 503.
+//!
+//! # Cloning
+//! Clones share their settings, and the bound on sockets that are being closed.
+
+mod body;
+mod connect;
+mod encode;
+mod grpc;
+mod http;
+mod jitter;
+mod protocol;
+#[cfg(feature = "ws")]
+mod websocket;
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use ::http::{Request, Response, StatusCode};
+use bytes::Bytes;
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
+use self::{jitter::Jitter, protocol::Caller};
+use crate::{BoxError, Overloaded, Reason, sync::Arc};
+
+/// Answers [`Overloaded`] as the protocol expects. See the [module](self) for all of it.
+#[derive(Clone, Debug, Default)]
+pub struct OverloadResponseLayer {
+    settings: Arc<Settings>,
+}
+
+type Respond = dyn Fn(&Refusal<'_>) -> Option<Response<Bytes>> + Send + Sync;
+type OnError = dyn Fn(BoxError) -> Response<Bytes> + Send + Sync;
+
+#[derive(Clone)]
+struct Settings {
+    message: &'static str,
+    jitter: Option<Arc<Jitter>>,
+    too_many_requests: fn(Reason) -> bool,
+    problem_json: bool,
+    rate_limit: Option<RateLimitPolicy>,
+    unavailable: bool,
+    respond: Option<std::sync::Arc<Respond>>,
+    on_error: Option<std::sync::Arc<OnError>>,
+    #[cfg(feature = "ws")]
+    closing: Arc<websocket::Closing>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            message: "overloaded",
+            jitter: Some(Arc::default()),
+            too_many_requests: |reason| reason == Reason::Quota,
+            problem_json: false,
+            rate_limit: None,
+            unavailable: false,
+            respond: None,
+            on_error: None,
+            #[cfg(feature = "ws")]
+            closing: Arc::default(),
+        }
+    }
+}
+
+/// A refusal that is to be answered.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Refusal<'a> {
+    /// Who refused, and why.
+    pub overloaded: &'a Overloaded,
+    /// What the client speaks.
+    pub protocol: Protocol,
+    /// When the client is to be told to come back, with jitter.
+    pub retry_after: Duration,
+}
+
+impl OverloadResponseLayer {
+    /// With the answers that the [module](self) has.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = Settings::clone(&self.settings);
+        set(&mut settings);
+        self.settings = Arc::new(settings);
+        self
+    }
+
+    /// Whether up to half of the retry hint is added to it at random. On unless set.
+    pub fn jitter(self, jitter: bool) -> Self {
+        self.set(|settings| settings.jitter = jitter.then(Arc::default))
+    }
+
+    /// What clients are told, instead of `overloaded`.
+    pub fn message(self, message: &'static str) -> Self {
+        self.set(|settings| settings.message = message)
+    }
+
+    /// For which reasons HTTP clients get 429 (Too Many Requests) instead of 503 (Service Unavailable).
+    /// Unless set, only for [`Reason::Quota`].
+    ///
+    /// ```
+    /// use tower_backpressure::OverloadResponseLayer;
+    ///
+    /// let always_503 = OverloadResponseLayer::new().too_many_requests(|_| false);
+    /// # let _ = always_503;
+    /// ```
+    pub fn too_many_requests(self, reasons: fn(Reason) -> bool) -> Self {
+        self.set(|settings| settings.too_many_requests = reasons)
+    }
+
+    /// HTTP clients get a body of type `application/problem+json` (RFC 9457) instead of plain text.
+    pub fn problem_json(self) -> Self {
+        self.set(|settings| settings.problem_json = true)
+    }
+
+    /// HTTP clients also get the headers `ratelimit-policy` and `ratelimit`, of the IETF's draft, with
+    /// 429.
+    pub fn rate_limit_headers(self, policy: RateLimitPolicy) -> Self {
+        self.set(|settings| settings.rate_limit = Some(policy))
+    }
+
+    /// gRPC and Connect clients get UNAVAILABLE instead of RESOURCE_EXHAUSTED: for clients that retry the
+    /// one and not the other.
+    pub fn unavailable(self) -> Self {
+        self.set(|settings| settings.unavailable = true)
+    }
+
+    /// Builds the answer to a refusal some other way; `None` is for the usual one. For a WebSocket it is
+    /// an answer to the handshake.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Response;
+    /// use tower_backpressure::{OverloadResponseLayer, respond::Protocol};
+    ///
+    /// let layer = OverloadResponseLayer::new().respond_with(|refusal| {
+    ///     let seconds = refusal.retry_after.as_secs().max(1);
+    ///     let text = format!("{} is busy, come back in {seconds} s", refusal.overloaded.layer());
+    ///     let response = Response::builder().status(503).header("retry-after", seconds);
+    ///     (refusal.protocol == Protocol::Http).then(|| response.body(Bytes::from(text)).expect("valid"))
+    /// });
+    /// # let _ = layer;
+    /// ```
+    pub fn respond_with<F>(self, respond: F) -> Self
+    where
+        F: Fn(&Refusal<'_>) -> Option<Response<Bytes>> + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.respond = Some(std::sync::Arc::new(respond)))
+    }
+
+    /// Answers errors that are no refusals, whatever the protocol. Unless set, they are logged and
+    /// answered as the protocol has it.
+    pub fn on_error<F>(self, on_error: F) -> Self
+    where
+        F: Fn(BoxError) -> Response<Bytes> + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.on_error = Some(std::sync::Arc::new(on_error)))
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("message", &self.message)
+            .field("jitter", &self.jitter.is_some())
+            .field("problem_json", &self.problem_json)
+            .field("rate_limit", &self.rate_limit)
+            .field("unavailable", &self.unavailable)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a client is told, before it is put into the words of its protocol.
+struct Answer {
+    message: &'static str,
+    code: Code,
+    status: StatusCode,
+    /// For a refusal.
+    retry_after: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    ResourceExhausted,
+    Unavailable,
+    Internal,
+}
+
+impl Answer {
+    const INTERNAL: Self = Self {
+        message: "internal error",
+        code: Code::Internal,
+        status: StatusCode::INTERNAL_SERVER_ERROR,
+        retry_after: None,
+    };
+
+    /// In whole seconds, at least one: to be told to come back at once is to be told nothing.
+    fn retry_after_seconds(&self) -> Option<u64> {
+        let retry_after = self.retry_after?;
+        let started = u64::from(retry_after.subsec_nanos() > 0);
+        Some(retry_after.as_secs().saturating_add(started).max(1))
+    }
+}
+
+impl Settings {
+    #[cold]
+    fn answer(&self, error: BoxError, caller: Caller) -> Response<Bytes> {
+        match Overloaded::find(error.as_ref()) {
+            Some(overloaded) => self.refuse(overloaded, caller),
+            None => self.fail(error, caller),
+        }
+    }
+
+    fn refuse(&self, overloaded: &Overloaded, caller: Caller) -> Response<Bytes> {
+        let hint = overloaded.retry_after();
+        let retry_after = match &self.jitter {
+            Some(jitter) => hint.saturating_add(jitter.up_to(hint / 2)),
+            None => hint,
+        };
+        let refusal = Refusal {
+            overloaded,
+            protocol: caller.protocol(),
+            retry_after,
+        };
+        let own = (self.respond.as_ref()).and_then(|respond| respond(&refusal));
+        let mut response = own.unwrap_or_else(|| {
+            let answer = Answer {
+                message: self.message,
+                code: match self.unavailable {
+                    true => Code::Unavailable,
+                    false => Code::ResourceExhausted,
+                },
+                status: match (self.too_many_requests)(overloaded.reason()) {
+                    true => StatusCode::TOO_MANY_REQUESTS,
+                    false => StatusCode::SERVICE_UNAVAILABLE,
+                },
+                retry_after: Some(retry_after),
+            };
+            self.respond(&answer, caller)
+        });
+        response.extensions_mut().insert(overloaded.clone());
+        response
+    }
+
+    fn fail(&self, error: BoxError, caller: Caller) -> Response<Bytes> {
+        match &self.on_error {
+            Some(on_error) => on_error(error),
+            None => {
+                tracing::error!(%error, "request failed");
+                self.respond(&Answer::INTERNAL, caller)
+            }
+        }
+    }
+
+    fn respond(&self, answer: &Answer, caller: Caller) -> Response<Bytes> {
+        match caller {
+            Caller::Grpc { content_type, .. } => grpc::respond(answer, content_type),
+            Caller::ConnectUnary => connect::unary(answer),
+            Caller::ConnectStreaming { content_type } => connect::streaming(answer, content_type),
+            Caller::Http => http::respond(answer, self),
+            #[cfg(feature = "ws")]
+            Caller::WebSocket(handshake) => websocket::close(answer, *handshake, &self.closing)
+                .unwrap_or_else(|| http::respond(answer, self)),
+        }
+    }
+}
+
+impl<S> Layer<S> for OverloadResponseLayer {
+    type Service = OverloadResponse<S>;
+
+    fn layer(&self, inner: S) -> OverloadResponse<S> {
+        OverloadResponse {
+            inner,
+            settings: Arc::clone(&self.settings),
+            failed: None,
+        }
+    }
+}
+
+/// A service that answers overload. Made by [`OverloadResponseLayer`].
+#[derive(Debug)]
+pub struct OverloadResponse<S> {
+    inner: S,
+    settings: Arc<Settings>,
+    /// The error of the inner service's `poll_ready`, for `call` to answer with.
+    failed: Option<BoxError>,
+}
+
+impl<S, B, C> Service<Request<B>> for OverloadResponse<S>
+where
+    S: Service<Request<B>, Response = Response<C>>,
+    S::Error: Into<BoxError>,
+{
+    type Response = Response<OverloadBody<C>>;
+    type Error = Infallible;
+    type Future = OverloadResponseFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if self.failed.is_none() {
+            if let Err(error) = ready!(self.inner.poll_ready(cx)) {
+                self.failed = Some(error.into());
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let caller = Caller::of(&request);
+        let state = match self.failed.take() {
+            None => State::Called {
+                future: self.inner.call(request),
+            },
+            Some(error) => State::Failed { error: Some(error) },
+        };
+        OverloadResponseFuture {
+            state,
+            caller: Some(caller),
+            settings: Arc::clone(&self.settings),
+        }
+    }
+}
+
+impl<S: Clone> Clone for OverloadResponse<S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            settings: Arc::clone(&self.settings),
+            failed: None,
+        }
+    }
+}
+
+pin_project! {
+    /// The response of the inner service, or the answer to its refusal.
+    pub struct OverloadResponseFuture<F> {
+        #[pin]
+        state: State<F>,
+        // Until it is answered.
+        caller: Option<Caller>,
+        settings: Arc<Settings>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<F> {
+        Called { #[pin] future: F },
+        Failed { error: Option<BoxError> },
+    }
+}
+
+impl<F, C, E> Future for OverloadResponseFuture<F>
+where
+    F: Future<Output = Result<Response<C>, E>>,
+    E: Into<BoxError>,
+{
+    type Output = Result<Response<OverloadBody<C>>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let error = match this.state.project() {
+            StateProjection::Called { future } => match ready!(future.poll(cx)) {
+                Ok(response) => return Poll::Ready(Ok(response.map(OverloadBody::inner))),
+                Err(error) => error.into(),
+            },
+            StateProjection::Failed { error } => error.take().expect("polled after it completed"),
+        };
+        let caller = this.caller.take().expect("polled after it completed");
+        let response = this.settings.answer(error, caller);
+        Poll::Ready(Ok(response.map(OverloadBody::own)))
+    }
+}
+
+impl<F> fmt::Debug for OverloadResponseFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OverloadResponseFuture")
+            .finish_non_exhaustive()
+    }
+}
