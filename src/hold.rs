@@ -1,8 +1,8 @@
 //! How long a request counts as in flight: until its response, or until the end of its body.
 //!
-//! A response is often only headers, and the work is in the body that streams after them. A limit
-//! that lets go at the headers does not limit that work at all. Every layer that holds a permit
-//! has `hold_until_body_end()`, which keeps the permit inside the response's body:
+//! A response is often only headers, and the work is in the body that streams after them. A limit that
+//! lets go at the headers does not limit that work at all. Every layer that holds a permit has
+//! `hold_until_body_end()`, which keeps the permit inside the response's body:
 //!
 //! ```
 //! use bytes::Bytes;
@@ -28,9 +28,15 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A connection that is upgraded, such as a WebSocket, has a response whose body ends at once: see
+//! [`KeepPermits`].
 
 use std::{
+    any::Any,
+    fmt,
     pin::Pin,
+    sync::{Arc, Mutex},
     task::{Context, Poll, ready},
 };
 
@@ -101,14 +107,80 @@ impl<B: Body, P: Held> Hold<Response<B>> for UntilBodyEnd<P> {
     type Response = Response<HeldBody<B, P>>;
 
     fn until_done(self, response: Response<B>) -> Self::Response {
-        response.map(|body| HeldBody {
-            held: (!body.is_end_stream()).then_some(self.0),
-            body,
-        })
+        let keep: Option<&KeepPermits> = response.extensions().get();
+        let held = match keep {
+            None => (!response.body().is_end_stream()).then_some(self.0),
+            Some(keep) => {
+                keep.deposit(self.0);
+                None
+            }
+        };
+        response.map(|body| HeldBody { held, body })
     }
 
     fn failed(self, error: &BoxError) {
         self.0.failed(error);
+    }
+}
+
+/// Keeps what is held for a request until this, and all its clones, are dropped.
+///
+/// A handler puts one into the extensions of its response and takes another along. With
+/// `hold_until_body_end()`, all layers further out leave their permits with it, instead of giving them
+/// back at the end of the response's body.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::{Request, Response};
+/// use http_body_util::Empty;
+/// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+/// use tower_backpressure::{BoxError, ConcurrencyLimitLayer, hold::KeepPermits};
+///
+/// async fn upgrade(_: Request<()>) -> Result<Response<Empty<Bytes>>, BoxError> {
+///     let keep = KeepPermits::new();
+///     let mut response = Response::new(Empty::new());
+///     response.extensions_mut().insert(keep.clone());
+///     tokio::spawn(async move {
+///         let _keep = keep; // as long as there is something to do on the connection
+///     });
+///     Ok(response)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let limit = ConcurrencyLimitLayer::new(10).hold_until_body_end();
+/// let handle = limit.handle();
+/// let mut service = ServiceBuilder::new().layer(limit).service(service_fn(upgrade));
+///
+/// let response = service.ready().await?.call(Request::new(())).await?;
+/// drop(response);
+/// assert_eq!(handle.snapshot().in_flight, 1); // the task has it
+/// tokio::task::yield_now().await;
+/// assert_eq!(handle.snapshot().in_flight, 0); // and is done
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct KeepPermits(Arc<Mutex<Vec<Box<dyn Any + Send>>>>);
+
+impl KeepPermits {
+    /// One that keeps nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn deposit(&self, held: impl Any + Send) {
+        let mut kept = self
+            .0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        kept.push(Box::new(held));
+    }
+}
+
+impl fmt::Debug for KeepPermits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeepPermits").finish_non_exhaustive()
     }
 }
 
@@ -121,6 +193,21 @@ impl<Res> Hold<Res> for () {
     }
 }
 
+/// How long requests count as in flight, whatever is held for them. Implemented by [`UntilResponse`] and
+/// [`UntilBodyEnd`].
+pub trait HoldKind: sealed::Sealed {
+    /// The hold of this kind, for what is held.
+    type Of<P>;
+}
+
+impl HoldKind for UntilResponse {
+    type Of<P> = UntilResponse<P>;
+}
+
+impl HoldKind for UntilBodyEnd {
+    type Of<P> = UntilBodyEnd<P>;
+}
+
 pub(crate) mod sealed {
     use crate::{BoxError, Permit};
 
@@ -130,7 +217,7 @@ pub(crate) mod sealed {
     impl Sealed for () {}
 
     /// What is held for a request, and let go of by being dropped.
-    pub trait Held: Sized {
+    pub trait Held: Send + Sized + 'static {
         /// There is no response: lets go.
         fn failed(self, error: &BoxError) {
             let _ = error;

@@ -104,6 +104,9 @@ mod clock;
 pub mod codel;
 pub mod concurrency_limit;
 mod config_error;
+#[cfg(feature = "net")]
+pub mod connection_limit;
+pub mod edge;
 pub mod hold;
 pub mod keyed_rate_limit;
 pub mod load_shed;
@@ -123,6 +126,9 @@ pub use clock::Clock;
 pub use codel::{CoDel, CoDelConfig, CoDelLayer};
 pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;
+#[cfg(feature = "net")]
+pub use connection_limit::ConnectionLimit;
+pub use edge::{Edge, edge};
 pub use hold::{Hold, UntilBodyEnd, UntilResponse};
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};

@@ -95,7 +95,8 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::response::{Place, Running};
+use self::response::Place;
+pub(crate) use self::response::Running;
 #[cfg(feature = "spiffe")]
 pub use self::spiffe::{FromSpiffe, spiffe_id};
 pub use self::{

@@ -52,7 +52,7 @@ async fn a_message_may_be_in_any_language() {
     let server = serve(refusing!(layer().message("100 % überlastet"))).await;
     let status = check(server).await;
     assert_eq!(status.message(), "100 % überlastet");
-    assert_eq!(status.get_error_details().retry_info().is_some(), true);
+    assert!(status.get_error_details().retry_info().is_some());
 }
 
 #[tokio::test(start_paused = true)]

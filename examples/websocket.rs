@@ -1,0 +1,111 @@
+//! An axum server with WebSockets: two may be open, and the next is closed with 1013 and told when to come back.
+//!
+//! `cargo run --release --example websocket -- --addr 127.0.0.1:3000`, and open http://127.0.0.1:3000 in a browser.
+//!
+//! The page opens three sockets. A browser would say of a handshake that is refused only that it failed (1006); of a
+//! socket that is closed its script learns the code and the reason.
+
+use std::{error::Error, time::Duration};
+
+use axum::{
+    Router,
+    extract::{
+        Query, WebSocketUpgrade,
+        ws::{Message, WebSocket},
+    },
+    response::{Html, Response},
+    routing::get,
+};
+use serde::Deserialize;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tower::ServiceBuilder;
+use tower_backpressure::{
+    ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, hold::KeepPermits,
+};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let sockets = ConcurrencyLimitLayer::new(2).name("sockets");
+    let app = Router::new()
+        .route("/socket", get(socket))
+        .route("/work", get(work))
+        .layer(
+            ServiceBuilder::new()
+                .layer(OverloadResponseLayer::new())
+                .layer(LoadShedLayer::new())
+                .layer(sockets.hold_until_body_end()),
+        )
+        .route("/", get(|| async { Html(PAGE) }));
+
+    let listener = TcpListener::bind(addr()?).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    axum::serve(listener, app)
+        .with_graceful_shutdown(shutdown())
+        .await?;
+    println!("stopped");
+    Ok(())
+}
+
+/// The response to a handshake ends at once, and the socket goes on: it takes the permit along.
+async fn socket(upgrade: WebSocketUpgrade) -> Response {
+    let keep = KeepPermits::new();
+    let kept = keep.clone();
+    let mut response = upgrade.on_upgrade(|socket| async move {
+        echo(socket).await;
+        drop(kept);
+    });
+    response.extensions_mut().insert(keep);
+    response
+}
+
+async fn echo(mut socket: WebSocket) {
+    while let Some(Ok(message)) = socket.recv().await {
+        if let Message::Text(_) = message {
+            if socket.send(message).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+const PAGE: &str = r##"<!doctype html><title>WebSockets</title><ul id="log"></ul><script>
+  const say = text => document.querySelector("#log").append(
+    Object.assign(document.createElement("li"), { textContent: text }));
+  for (const name of ["first", "second", "third"]) {
+    const socket = new WebSocket(`ws://${location.host}/socket`);
+    socket.onopen = () => say(`${name}: open`);
+    socket.onclose = event => say(`${name}: closed with ${event.code}, ${event.reason}`);
+  }
+</script>"##;
+
+#[derive(Deserialize)]
+struct Work {
+    ms: u64,
+}
+
+async fn work(Query(work): Query<Work>) -> String {
+    tokio::time::sleep(Duration::from_millis(work.ms.min(10_000))).await;
+    format!("worked for {} ms\n", work.ms)
+}
+
+/// What follows `--addr`.
+fn addr() -> Result<String, Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    match (args.next().as_deref(), args.next()) {
+        (None, _) => Ok("127.0.0.1:3000".into()),
+        (Some("--addr"), Some(addr)) => Ok(addr),
+        _ => Err("usage: [--addr ADDRESS:PORT]".into()),
+    }
+}
+
+/// Ctrl-C, or SIGTERM.
+async fn shutdown() {
+    let mut terminate = signal(SignalKind::terminate()).expect("a handler for SIGTERM");
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}

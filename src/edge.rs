@@ -1,0 +1,183 @@
+//! The whole stack in one line.
+//!
+//! ```
+//! use axum::{Router, routing::get};
+//! use tower_backpressure::edge;
+//!
+//! let edge = edge();
+//! let handle = edge.handle(); // to look at all of it, and change it
+//!
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(edge);
+//! # let _ = (app, handle);
+//! ```
+//!
+//! # What is in it
+//! From the outside in:
+//!
+//! | layer | with | does |
+//! | --- | --- | --- |
+//! | [`SubmittedAtLayer`] | | notes when a request came |
+//! | [`OverloadResponseLayer`] | [`response`](Edge::response) | answers what the others refuse |
+//! | [`WfqLayer`] | [`tenant`](Edge::tenant), [`wfq`](Edge::wfq) | takes turns between tenants; requests wait here |
+//! | [`CoDelLayer`] | [`codel`](Edge::codel) | refuses what has waited too long |
+//! | [`AdaptiveConcurrencyLayer`] | [`adaptive`](Edge::adaptive) | finds out how much the service can do |
+//! | [`LoadShedLayer`] | | refuses what the service itself is not ready for |
+//!
+//! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a
+//! request's extensions; those without one are all the same tenant, which is to say that requests wait in
+//! one line. It is for HTTP and gRPC services: responses tell successes from failures by their
+//! [status](crate::ByStatus). Each part has its own documentation; whoever wants another stack puts it
+//! together by hand, in [this order](crate#stacking).
+//!
+//! # Errors, cancellation, cloning
+//! There are no errors: refusals are answers. Otherwise as its parts. One value is one stack with one
+//! state, however often it is cloned and however many routes it is put around.
+
+use std::fmt;
+
+use tower_layer::Layer;
+
+use crate::{
+    AdaptiveConcurrency, AdaptiveConcurrencyLayer, ByStatus, CoDel, CoDelConfig, CoDelLayer,
+    LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit, SubmittedAtLayer,
+    UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
+    hold::HoldKind,
+    submitted_at::{self, StampSubmittedAt},
+    wfq::{self, FromExtension, Running},
+};
+
+/// The recommended stack, with what suits most servers. See the [module](mod@self) for what is in it.
+pub fn edge() -> Edge {
+    // Where nobody says who the tenants are, one of them has the whole queue.
+    let one_line = WfqConfig::default().max_waiting_per_tenant(1024);
+    Edge {
+        response: OverloadResponseLayer::new(),
+        wfq: WfqLayer::new(one_line, FromExtension),
+        codel: CoDelLayer::new(CoDelConfig::default()),
+        adaptive: AdaptiveConcurrencyLayer::vegas().classify(ByStatus),
+    }
+}
+
+/// The whole stack as one layer. Made by [`edge`](fn@edge).
+///
+/// `E` finds a request's tenant. `H` says how long a request counts as in flight.
+pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
+    response: OverloadResponseLayer,
+    wfq: WfqLayer<E, H::Of<Running>>,
+    codel: CoDelLayer<submitted_at::FromExtension, H::Of<Permit>>,
+    adaptive: AdaptiveConcurrencyLayer<ByStatus, H::Of<Permit>>,
+}
+
+impl<E> Edge<E> {
+    /// Finds tenants this way, see [`ExtractTenant`](crate::wfq::ExtractTenant), all of the same weight.
+    pub fn tenant<E2>(self, extract: E2) -> Edge<E2> {
+        self.wfq(WfqLayer::new(WfqConfig::default(), extract))
+    }
+
+    /// With this fair queue, for weights and bounds of its own.
+    pub fn wfq<E2>(self, wfq: WfqLayer<E2>) -> Edge<E2> {
+        Edge {
+            response: self.response,
+            wfq,
+            codel: self.codel,
+            adaptive: self.adaptive,
+        }
+    }
+
+    /// With this admission by age.
+    ///
+    /// # Panics
+    /// As [`CoDelLayer::new`].
+    pub fn codel(mut self, config: CoDelConfig) -> Self {
+        self.codel = CoDelLayer::new(config);
+        self
+    }
+
+    /// With this adaptive limit, for bounds or a law of its own.
+    pub fn adaptive(mut self, adaptive: AdaptiveConcurrencyLayer) -> Self {
+        self.adaptive = adaptive.classify(ByStatus);
+        self
+    }
+
+    /// With these answers.
+    pub fn response(mut self, response: OverloadResponseLayer) -> Self {
+        self.response = response;
+        self
+    }
+
+    /// Counts a request as in flight until its response's body ends, fails or is dropped. See
+    /// [`hold`](crate::hold). It comes last.
+    pub fn hold_until_body_end(self) -> Edge<E, UntilBodyEnd> {
+        Edge {
+            response: self.response,
+            wfq: self.wfq.hold_until_body_end(),
+            codel: self.codel.hold_until_body_end(),
+            adaptive: self.adaptive.hold_until_body_end(),
+        }
+    }
+}
+
+impl<E, H: HoldKind> Edge<E, H> {
+    /// Handles on its parts.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            wfq: self.wfq.handle(),
+            codel: self.codel.handle(),
+            adaptive: self.adaptive.handle(),
+        }
+    }
+}
+
+/// What [`Edge`] makes of a service.
+pub type EdgeService<S, E, H> =
+    StampSubmittedAt<OverloadResponse<Wfq<Admitted<S, H>, E, <H as HoldKind>::Of<Running>>>>;
+
+/// The part inside the fair queue.
+type Admitted<S, H> = CoDel<
+    AdaptiveConcurrency<LoadShed<S>, ByStatus, <H as HoldKind>::Of<Permit>>,
+    submitted_at::FromExtension,
+    <H as HoldKind>::Of<Permit>,
+>;
+
+impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
+    type Service = EdgeService<S, E, H>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let admitted = self.adaptive.layer(LoadShedLayer::new().layer(inner));
+        let fair = self.wfq.layer(self.codel.layer(admitted));
+        SubmittedAtLayer::new().layer(self.response.layer(fair))
+    }
+}
+
+impl<E, H: HoldKind> Clone for Edge<E, H> {
+    fn clone(&self) -> Self {
+        Self {
+            response: self.response.clone(),
+            wfq: self.wfq.clone(),
+            codel: self.codel.clone(),
+            adaptive: self.adaptive.clone(),
+        }
+    }
+}
+
+impl<E, H: HoldKind> fmt::Debug for Edge<E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Edge")
+            .field("wfq", &self.wfq)
+            .field("codel", &self.codel)
+            .field("adaptive", &self.adaptive)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Handles on the parts of an [`Edge`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Handle {
+    /// On the fair queue: who waits, who gets what.
+    pub wfq: wfq::Handle,
+    /// On the admission by age: whether a queue stands.
+    pub codel: codel::Handle,
+    /// On the adaptive limit: how many are in flight, and how many may be.
+    pub adaptive: adaptive_concurrency::Handle,
+}
