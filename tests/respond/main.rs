@@ -1,5 +1,6 @@
 //! What clients are told that are refused: real servers on loopback, and clients that others have written.
 
+mod browser;
 mod connect;
 mod grpc;
 mod hostile;
