@@ -29,7 +29,15 @@ enum Source {
 #[inline]
 #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
 pub(crate) fn instant() -> Instant {
+    #[cfg(all(test, not(backpressure_loom)))]
+    READS.set(READS.get() + 1);
     Instant::now()
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+thread_local! {
+    /// How often this thread has looked at the clock by [`instant`].
+    pub(crate) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The time since 1970 by the clock on the wall, which may jump. Only to read times that others have written.

@@ -13,7 +13,7 @@
 //! let handle = codel.handle();
 //!
 //! let mut service = ServiceBuilder::new()
-//!     .layer(SubmittedAtLayer::new())               // when did it come?
+//!     .layer(SubmittedAtLayer::new())               // when did it come? (axum: in a layer() of its own)
 //!     .layer(codel)                                 // is it too old by now?
 //!     .layer(AdaptiveConcurrencyLayer::vegas())     // what it may have waited for
 //!     .service(service_fn(|_: Request<()>| async { Ok::<_, BoxError>(Response::new("served")) }));
@@ -60,7 +60,7 @@
 //!   flight may be; if for `interval` they were not, or hardly any came, a quarter more, up to
 //!   [`max_concurrency`](CoDelConfig::max_concurrency). While the inner service is not ready the limit
 //!   stays: the wait is for something further in then. If narrowing helped nobody it is taken back, and
-//!   not tried again for a minute, and twice as long after each time in vain.
+//!   not tried again for twelve intervals, and twice as long after each time in vain.
 //!
 //! [`max_sojourn`](CoDelConfig::max_sojourn), if set, is what no request may be older than, whatever the
 //! load.
@@ -106,13 +106,15 @@
 //! # Errors
 //! [`Overloaded`] with [`Reason::TooOld`](crate::Reason::TooOld) or
 //! [`Reason::AtLimit`](crate::Reason::AtLimit). For the first, `retry_after` is the age of the request or
-//! of the oldest that waits: as long as it takes through the queue. For the other it is as for a
-//! [concurrency limit](crate::concurrency_limit). Errors of the inner service are passed on.
+//! of the oldest that waits, which is as long as it takes through a queue; a minute at most. For the
+//! other it is as for a [concurrency limit](crate::concurrency_limit). Errors of the inner service are
+//! passed on.
 //!
 //! # Cancellation
-//! A request is in flight until its response, or until its future is dropped. A service that was polled,
-//! was not ready, and is then kept has waited since, also if its caller has given up; servers take a
-//! fresh clone for each request.
+//! A request is in flight until its response, or until its future is dropped. A service that was polled
+//! and was not ready has waited until it is, whoever calls it then, and whenever: a caller that gives up
+//! and keeps the service, or polls it for requests that are yet to come (tower's `Balance`), has the next
+//! request look older than it is. Servers take a fresh clone for each request.
 //!
 //! # Cloning
 //! One layer value is one law and one limit, however often [`Layer::layer`] is called and services are
@@ -135,7 +137,7 @@ pub use self::config::CoDelConfig;
 pub use crate::admission::age_gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
-    UntilResponse,
+    UntilResponse, Waited,
     admission::{age_gate::AgeGate, shed},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
@@ -244,6 +246,8 @@ enum Wait {
     None,
     Since(u64),
     Lasted(u64),
+    /// The inner service is ready only to refuse.
+    InVain,
 }
 
 impl<S, R, E, H> Service<R> for CoDel<S, E, H>
@@ -260,28 +264,40 @@ where
     /// Ready when the inner service is.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        let polled = self.inner.poll_ready(cx);
+        let (polled, refusing) = shed::watch(|| self.inner.poll_ready(cx));
         if polled.is_pending() {
             let now = self.layer.gate.inner_pending();
             // Who sheds does not wait.
             if !matches!(self.wait, Wait::Since(_)) && !shed::is_shedding(cx) {
                 self.wait = Wait::Since(now);
             }
+        } else if refusing {
+            self.wait = Wait::InVain;
         } else if let Wait::Since(since) = self.wait {
             let now = self.layer.gate.now();
             self.wait = Wait::Lasted(now.saturating_sub(since));
+        } else if let Wait::InVain = self.wait {
+            self.wait = Wait::None; // it is judged anew
         }
         polled.map_err(Into::into)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let submitted = self.layer.extract.submitted_at(&request);
-        let waited = match mem::take(&mut self.wait) {
-            Wait::Lasted(waited) => waited,
-            _ => 0,
+        let gate = &self.layer.gate;
+        let entered = match mem::take(&mut self.wait) {
+            Wait::InVain => gate.pass(),
+            wait => {
+                let submitted = self.layer.extract.submitted_at(&request);
+                let waited = if let Wait::Lasted(waited) = wait {
+                    waited
+                } else {
+                    0
+                };
+                gate.enter(submitted, waited, Waited::take())
+            }
         };
-        match self.layer.gate.enter(submitted, waited) {
+        match entered {
             Ok(permit) => ResponseFuture::admitted(self.inner.call(request), permit.into()),
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
@@ -344,7 +360,7 @@ impl Handle {
     /// [`Reason::TooOld`](crate::Reason::TooOld) or [`Reason::AtLimit`](crate::Reason::AtLimit).
     pub fn try_acquire(&self, submitted: SubmittedAt) -> Result<Permit, Overloaded> {
         self.gate
-            .enter(Some(submitted), 0)
+            .enter(Some(submitted), 0, None)
             .map_err(|refusal| *refusal)
     }
 
@@ -362,5 +378,35 @@ impl Handle {
     /// If it is shorter than the target, or than 100 ms; nothing changes.
     pub fn set_interval(&self, interval: Duration) -> Result<(), ConfigError> {
         self.gate.set_interval(interval)
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use std::{convert::Infallible, future::ready, pin::pin};
+
+    use http::{Request, Response};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::{SubmittedAtLayer, clock};
+
+    #[test]
+    fn an_accepted_request_looks_at_the_clock_twice() {
+        let codel = CoDelLayer::new(CoDelConfig::default());
+        let answers = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(()))));
+        let mut service = SubmittedAtLayer::new().layer(codel.layer(answers));
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let before = clock::READS.get();
+        for _ in 0..10 {
+            assert!(service.poll_ready(&mut cx).is_ready());
+            let response = pin!(service.call(Request::new(())));
+            assert!(std::future::Future::poll(response, &mut cx).is_ready());
+        }
+        assert_eq!(
+            clock::READS.get() - before,
+            20,
+            "the stamp, and the admission"
+        );
     }
 }

@@ -42,7 +42,7 @@ use crate::{
     LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit, SubmittedAtLayer,
     UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
     hold::HoldKind,
-    submitted_at::{self, StampSubmittedAt},
+    submitted_at::StampSubmittedAt,
     wfq::{self, FromExtension, Running},
 };
 
@@ -64,7 +64,7 @@ pub fn edge() -> Edge {
 pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
     response: OverloadResponseLayer,
     wfq: WfqLayer<E, H::Of<Running>>,
-    codel: CoDelLayer<submitted_at::FromExtension, H::Of<Permit>>,
+    codel: CoDelLayer,
     adaptive: AdaptiveConcurrencyLayer<ByStatus, H::Of<Permit>>,
 }
 
@@ -105,13 +105,13 @@ impl<E> Edge<E> {
         self
     }
 
-    /// Counts a request as in flight until its response's body ends, fails or is dropped. See
-    /// [`hold`](crate::hold). It comes last.
+    /// Counts a request as in flight in the adaptive limit, and as served by the fair queue, until its
+    /// response's body ends, fails or is dropped. See [`hold`](crate::hold). It comes last.
     pub fn hold_until_body_end(self) -> Edge<E, UntilBodyEnd> {
         Edge {
             response: self.response,
             wfq: self.wfq.hold_until_body_end(),
-            codel: self.codel.hold_until_body_end(),
+            codel: self.codel,
             adaptive: self.adaptive.hold_until_body_end(),
         }
     }
@@ -133,11 +133,8 @@ pub type EdgeService<S, E, H> =
     StampSubmittedAt<OverloadResponse<Wfq<Admitted<S, H>, E, <H as HoldKind>::Of<Running>>>>;
 
 /// The part inside the fair queue.
-type Admitted<S, H> = CoDel<
-    AdaptiveConcurrency<LoadShed<S>, ByStatus, <H as HoldKind>::Of<Permit>>,
-    submitted_at::FromExtension,
-    <H as HoldKind>::Of<Permit>,
->;
+type Admitted<S, H> =
+    CoDel<AdaptiveConcurrency<LoadShed<S>, ByStatus, <H as HoldKind>::Of<Permit>>>;
 
 impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
     type Service = EdgeService<S, E, H>;

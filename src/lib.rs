@@ -81,14 +81,14 @@
 //! Without a `Wfq`, requests wait for the limit in the order in which they came. A [`LoadShedLayer`] goes
 //! outside the limit if nothing is to wait at all, or innermost, for a service that is itself not always ready.
 //!
-//! Put the layers of this crate into *one* `ServiceBuilder`. axum's `Router::layer`, called twice, puts a service
+//! Put the layers of this crate into *one* `ServiceBuilder` (but for [`SubmittedAtLayer`], which in axum goes into a
+//! `Router::layer` of its own, after the one with the others: [why](submitted_at)). axum's `Router::layer`, called twice, puts a service
 //! between them that is always ready, and the outer layer no longer sees that the inner one is full. What another
 //! order does (each line is a test in `tests/composition.rs`, at twice the load that a server can take):
 //!
 //! | order | what happens |
 //! | --- | --- |
 //! | `CoDel`, `Wfq`, limit | `CoDel` is asked before requests have waited: 5 % are answered in time, not 99 % |
-//! | `Wfq`, limit, `CoDel` | `CoDel` cannot tell what requests wait for, and narrows in vain: 86 % |
 //! | limit, `Wfq`, `CoDel` | requests wait in one line, outside the fair queue: a quiet tenant gets 44 %, not all, of what it asks for |
 //! | `Wfq`, `LoadShed`, limit | nobody waits, so there is nothing to schedule: 46 % |
 //! | `Wfq`, something that is always ready, limit | the same: 49 % |

@@ -49,7 +49,8 @@ pub struct Overloaded {
 #[non_exhaustive]
 pub enum Reason {
     /// The limit is reached and the caller did not want to wait: a [`LoadShed`](crate::LoadShed)
-    /// stands outside the layer, or the caller used `try_acquire`.
+    /// stands outside the layer, the caller used `try_acquire`, or it is a layer at which nobody ever
+    /// waits ([`CoDel`](crate::CoDel)).
     AtLimit,
     /// The limit is reached and as many callers wait already as may wait (`max_waiting`).
     QueueFull,

@@ -37,8 +37,8 @@
 //! stamp is an extension of the request, which clients cannot set; no header is looked at unless
 //! [`dangerously_trust_header`](SubmittedAtLayer::dangerously_trust_header) says so.
 //!
-//! Extensions are a map on the heap: the first one in a request takes two or three small allocations,
-//! which is what `http` does. Servers usually have put one there already.
+//! Extensions are a map on the heap, which is how `http` has them: a stamp takes one allocation, and up
+//! to two more if it is the first extension of its request.
 //!
 //! # Errors, cancellation, cloning
 //! It refuses nothing, holds nothing, and passes its inner service's readiness on. Clones share the
@@ -117,6 +117,10 @@ impl From<Instant> for SubmittedAt {
 
 /// Finds out when a request was submitted. Implemented by [`FromExtension`], and by any `Fn(&Request) ->
 /// Option<SubmittedAt>`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot tell when a request of type `{R}` was submitted",
+    note = "requests that are no `http::Request` need `.submitted_at(|request: &{R}| …)` on the `CoDelLayer`"
+)]
 pub trait ExtractSubmittedAt<R> {
     /// When it was, if that is known.
     fn submitted_at(&self, request: &R) -> Option<SubmittedAt>;
@@ -185,7 +189,8 @@ impl SubmittedAtLayer {
         }
     }
 
-    /// A handle that tells how often the trusted header was believed, and why not.
+    /// A handle that tells how often the trusted header was believed, and why not. Taken after
+    /// [`dangerously_trust_header`](Self::dangerously_trust_header): before that there is none.
     pub fn handle(&self) -> Handle {
         Handle {
             trusted: self.trusted.clone(),

@@ -6,10 +6,11 @@ thread_local! {
     static WAITED: Cell<Option<Waited>> = const { Cell::new(None) };
 }
 
-/// How long the request that is being called has waited in a [`Wfq`](crate::Wfq) further out, and how long
-/// others have.
+/// How long the request that is being called has waited in a [`Wfq`](crate::Wfq) further out, and how
+/// long others have.
 ///
-/// A layer inside the `Wfq`, in the same `ServiceBuilder`, can ask for it in its `call`:
+/// A layer inside the `Wfq`, in the same `ServiceBuilder`, can ask for it in its `call`. Inside a
+/// [`CoDel`](crate::CoDel), which decides by it, nothing is known of it any more.
 ///
 /// ```
 /// use std::time::Duration;
@@ -34,7 +35,8 @@ thread_local! {
 pub struct Waited {
     /// How long this request waited, from its `call` until it was sent on.
     pub own: Duration,
-    /// How long the one that has waited longest, of all tenants, has waited so far, if one waits.
+    /// How long the one that has waited longest has waited so far, if one waits: of all tenants, but for
+    /// those that have as many in flight as they may (`max_in_flight_per_tenant`).
     pub oldest: Option<Duration>,
 }
 
@@ -43,6 +45,12 @@ impl Waited {
     /// no `Wfq` is further out.
     pub fn current() -> Option<Self> {
         WAITED.get()
+    }
+
+    /// The same, for one that decides by it. Those further in are not told again: what they call may be
+    /// another service altogether.
+    pub(crate) fn take() -> Option<Self> {
+        WAITED.take()
     }
 
     /// Calls an inner service, which can ask for it meanwhile.

@@ -13,11 +13,12 @@ use std::{
 };
 
 use counting::counted;
+use http::{Request, Response};
 use support::{finish, poll, poll_ready};
-use tower::{Layer, Service};
+use tower::{Layer, Service, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
-    LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
+    LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, SubmittedAtLayer, WfqConfig, WfqLayer,
 };
 
 #[derive(Clone)]
@@ -77,6 +78,28 @@ fn an_accepted_request_allocates_nothing() {
     check(fair.layer(ConcurrencyLimitLayer::new(1).layer(Answers)));
     check(codel(CoDelConfig::default()).layer(Answers));
     check(fair.layer(codel(CoDelConfig::default()).layer(Answers)));
+}
+
+/// What `http` takes for an extension, and nothing for reading it.
+#[test]
+fn a_stamp_is_one_allocation() {
+    let answers = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(()))));
+    let stamp = SubmittedAtLayer::new();
+    let mut service = stamp.layer(CoDelLayer::new(CoDelConfig::default()).layer(answers));
+    let mut drive = |stamped| {
+        // As a server has it, there is something in the extensions already.
+        let mut request = Request::new(());
+        request.extensions_mut().insert(1_u8);
+        if stamped {
+            SubmittedAt::stamp(request.extensions_mut());
+        }
+        let count = counted(|| {
+            assert!(poll_ready(&mut service).is_ready());
+            assert!(finish(service.call(request)).is_ok());
+        });
+        count.allocations
+    };
+    assert_eq!((drive(false), drive(true)), (1, 0));
 }
 
 /// Requests were submitted a second ago.

@@ -99,7 +99,7 @@ async fn silence_ends_it() {
     drop(in_flight);
 }
 
-/// A young one that is old by the clock of nobody: with nothing in flight there is nothing to protect.
+/// There is nobody whom it could be in the way of.
 #[tokio::test(start_paused = true)]
 async fn with_nothing_in_flight_nothing_is_refused_for_its_age() {
     let probe = Probe::new();
@@ -223,10 +223,9 @@ async fn the_wait_in_a_fair_queue_counts() {
     assert_eq!(young.await.unwrap(), 2);
 }
 
-/// A fair queue that has an old request waiting is a queue that stands, though the ones that come are
-/// young.
+/// It waits for its own others, and nobody else does.
 #[tokio::test(start_paused = true)]
-async fn the_oldest_in_a_fair_queue_counts() {
+async fn who_waits_for_its_own_others_is_no_queue() {
     let layer = unstamped(config());
     let handle = layer.handle();
     let wfq = WfqConfig::default().max_in_flight_per_tenant(1);
@@ -244,7 +243,94 @@ async fn the_oldest_in_a_fair_queue_counts() {
         advance(101 * MS).await;
         assert!(poll(&mut service.clone().oneshot(tenant)).is_pending());
     }
-    assert!(handle.snapshot().overloaded);
+    let snapshot = handle.snapshot();
+    assert_eq!((snapshot.overloaded, snapshot.load_percent), (false, 0));
+}
+
+/// A limit whose queue is full is ready, to refuse. That says nothing about those who wait.
+#[tokio::test(start_paused = true)]
+async fn what_the_limit_inside_refuses_does_not_count() {
+    let layer = unstamped(config());
+    let (handle, limit) = (layer.handle(), ConcurrencyLimitLayer::new(1).max_waiting(1));
+    let probe = Probe::new();
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .layer(limit.clone())
+        .service(probe.clone());
+    probe.set(|script| script.future = Behaviour::Pends);
+    let mut waits = service.clone();
+    for _ in 0..4 {
+        let busy = limit.handle().try_acquire().unwrap();
+        assert!(poll_ready(&mut waits).is_pending());
+        advance(101 * MS).await;
+        for _ in 0..10 {
+            assert_refused(call(&mut service.clone(), 0).await, Reason::QueueFull);
+        }
+        drop(busy);
+        drop(call(&mut waits, 0));
+    }
+    let snapshot = handle.snapshot();
+    assert!(snapshot.overloaded, "all that got through had waited");
+    assert_eq!(snapshot.in_flight, 0);
+}
+
+/// What waited in a fair queue further out is for the first law to judge. What is called further in is another matter.
+#[tokio::test(start_paused = true)]
+async fn a_wait_is_judged_once() {
+    let other = unstamped(config().max_sojourn(SEC));
+    let inside = other.layer(Probe::new());
+    let worker = other.handle();
+    let limit = ConcurrencyLimitLayer::new(1);
+    let service = ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), |_: &u32| Some("all")))
+        .layer(unstamped(config()))
+        .layer(limit.clone())
+        .service(service_fn(move |request: u32| {
+            let permit = worker.try_acquire(SubmittedAt::now());
+            let mut inside = inside.clone();
+            assert!(poll_ready(&mut inside).is_ready());
+            let response = inside.call(request);
+            async move {
+                drop(permit?);
+                response.await
+            }
+        }));
+    let busy = limit.handle().try_acquire().unwrap();
+    let mut waits = Box::pin(service.oneshot(7));
+    assert!(poll(&mut waits).is_pending());
+    advance(2 * SEC).await;
+    drop(busy);
+    assert_eq!(waits.await.unwrap(), 7);
+}
+
+/// A caller that was held back, and went away.
+#[tokio::test(start_paused = true)]
+async fn what_is_shown_does_not_outlive_what_it_tells_of() {
+    let probe = Probe::new();
+    let layer = codel(config());
+    let handle = layer.handle();
+    let mut service = layer.layer(probe.clone());
+    let in_flight = stand(&mut service, &probe, &handle).await;
+    probe.set(|script| script.ready = Behaviour::Pends);
+    assert!(poll_ready(&mut service).is_pending());
+    advance(SEC).await;
+    assert!(handle.snapshot().overloaded, "somebody waits");
+    advance(5 * SEC).await;
+    let snapshot = handle.snapshot();
+    assert_eq!((snapshot.overloaded, snapshot.load_percent), (false, 0));
+    drop(in_flight);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_seen_is_not_changed_by_another_target() {
+    let layer = codel(config());
+    let handle = layer.handle();
+    narrow(&layer).await;
+    let before = handle.snapshot().p95;
+    handle.set_target(2 * SEC).unwrap();
+    assert_eq!(handle.snapshot().p95, before);
+    handle.set_target(MS).unwrap();
+    assert_eq!(handle.snapshot().p95, before);
 }
 
 /// Fifteen in flight and all requests old, for five seconds.
@@ -330,6 +416,13 @@ fn nonsense_is_refused_with_a_clear_text() {
         config().min_concurrency(2000),
         "min_concurrency (2000) ≤ max_concurrency (1000)",
     );
+}
+
+/// However many processors the machine has.
+#[test]
+fn a_ceiling_does_not_contradict_what_nobody_asked_for() {
+    let layer = CoDelLayer::new(CoDelConfig::default().max_concurrency(1));
+    assert_eq!(layer.handle().snapshot().limit, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -122,3 +122,16 @@ fn two_floods_get_their_shares() {
         });
     }
 }
+
+/// A tenant that may have no more than four in flight waits for itself. That is no reason to refuse
+/// others, or to narrow anything.
+#[test]
+fn a_tenant_at_its_cap_is_nobody_elses_concern() {
+    let wfq = Setup::default().wfq.max_in_flight_per_tenant(4);
+    let mut loads = vec![0.06; 10];
+    loads[0] = 1.0;
+    each(&wfq, &loads, |shares| {
+        let quiet = shares.got[1..].iter().copied().fold(1.0, f64::min);
+        shares.must(quiet >= 0.99);
+    });
+}

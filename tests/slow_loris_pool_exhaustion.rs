@@ -1,9 +1,9 @@
-//! Thousands of connections that take their time: over the head of a request, over its body, over the response. None
-//! of it takes the server from those who are honest, and all of it is given back.
+//! Thousands of connections that take their time: over the head of a request, over its body, over the
+//! response. None of it takes the server from those who are honest, and all of it is given back.
 //!
-//! The server is `examples/hyper_server.rs` with a fair queue: connections are bounded in number and in how long they
-//! may last, heads and bodies in the time that they may take, and each client's address in how much of the limit it may
-//! have. The clock is simulated, the sockets are real.
+//! The server is `examples/hyper_server.rs` with a fair queue: connections are bounded in number and in
+//! how long they may last, heads and bodies in the time that they may take, and each client's address in
+//! how much of the limit it may have. The clock is simulated, the sockets are real.
 #![cfg(all(feature = "hyper", feature = "net", target_os = "linux"))]
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};

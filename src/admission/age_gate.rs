@@ -6,7 +6,7 @@
 #[cfg(all(test, backpressure_loom))]
 mod models;
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 
@@ -30,7 +30,6 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// `interval` is no shorter: a queue that stands is looked for as long.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
 pub(crate) struct AgeGate {
     pub(crate) gate: Arc<Gate>,
     law: Mutex<CoDel>,
@@ -104,9 +103,9 @@ impl AgeGate {
         &self,
         submitted: Option<SubmittedAt>,
         waited: u64,
+        outside: Option<Waited>,
     ) -> Result<Permit, Box<Overloaded>> {
         let now = clock::instant();
-        let outside = Waited::current();
         let own = outside.map_or(0, |outside| nanos(outside.own)).max(waited);
         let oldest = outside.and_then(|outside| outside.oldest).map(nanos);
         let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now)));
@@ -139,6 +138,16 @@ impl AgeGate {
         Err(self.refuse(verdict, age.max(oldest.unwrap_or(0))))
     }
 
+    /// Lets a request pass that the inner service is going to refuse. It has not waited for what others
+    /// wait for, so it says nothing about them.
+    #[cold]
+    pub(crate) fn pass(&self) -> Result<Permit, Box<Overloaded>> {
+        match self.gate.try_admit(()) {
+            true => Ok(Permit::new(Arc::clone(&self.gate))),
+            false => Err(self.gate.refuse((), Reason::AtLimit)),
+        }
+    }
+
     #[cold]
     fn refuse(&self, verdict: Verdict, sojourn: u64) -> Box<Overloaded> {
         if verdict != Verdict::TooOld {
@@ -155,7 +164,7 @@ impl AgeGate {
     /// The inner service was not ready. Gives the time.
     pub(crate) fn inner_pending(&self) -> u64 {
         let now = self.now();
-        self.rolled(now).inner_pending();
+        self.rolled(now).inner_pending(now);
         now
     }
 
@@ -210,6 +219,12 @@ impl AgeGate {
             widenings: report.widenings,
             undone: report.undone,
         }
+    }
+}
+
+impl fmt::Debug for AgeGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AgeGate").field(&self.gate).finish()
     }
 }
 

@@ -136,7 +136,8 @@ impl<L: Limiter> Claim<L> {
     {
         ready!(self.poll(cx));
         if !self.is_held() {
-            return Poll::Ready(Ok(())); // refused: `call` says so
+            shed::note_refusing(); // `call` says so
+            return Poll::Ready(Ok(()));
         }
         let polled = inner.poll_ready(cx).map_err(Into::into);
         // An admission is kept while the inner service gets ready, but not for a caller that sheds:

@@ -517,7 +517,7 @@ impl State {
         let since = |at: u64| Duration::from_nanos(now.saturating_sub(at));
         Waited {
             own: since(at),
-            oldest: self.queue.oldest().map(since),
+            oldest: self.queue.oldest_that_may_run().map(since),
         }
     }
 

@@ -10,6 +10,9 @@
 //! unqueued `Pending` that nobody ever wakes. Only the refusal travels by thread-local, written by
 //! a gate that saw the waker.
 //!
+//! A limiter whose queue is full is ready too, to refuse in `call`. A [`CoDel`](crate::CoDel) outside has to know: such a
+//! request has not waited, and says nothing about those that have.
+//!
 //! A [`Wfq`](crate::Wfq) asks in the same way whether its inner service is ready at once, with another waker,
 //! because to be told to wait is no refusal there: none is made, or counted.
 
@@ -35,6 +38,8 @@ static SHEDDING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody(
 static TRYING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody(0))));
 
 thread_local! {
+    /// Whether a service that was just said to be ready is so only to refuse.
+    static REFUSING: Cell<bool> = const { Cell::new(false) };
     // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
     static REFUSAL: Cell<Option<Box<Overloaded>>> = const { Cell::new(None) };
 }
@@ -52,6 +57,21 @@ pub(crate) fn leave(cx: &Context<'_>, refusal: impl FnOnce() -> Box<Overloaded>)
         // Dropped unread where a service in between polls several of ours: one refusal is enough.
         REFUSAL.set(Some(refusal()));
     }
+}
+
+/// A limiter says that it is ready, but only to refuse in `call`.
+pub(crate) fn note_refusing() {
+    REFUSING.set(true);
+}
+
+/// Polls, and says also whether it is ready only to refuse.
+#[inline]
+pub(crate) fn watch<T>(poll: impl FnOnce() -> T) -> (T, bool) {
+    let outer = REFUSING.replace(false);
+    let polled = poll();
+    let refusing = REFUSING.get();
+    REFUSING.set(outer || refusing);
+    (polled, refusing)
 }
 
 /// Polls without wanting to wait, or to know why not.

@@ -13,8 +13,9 @@
 //! Hence:
 //!
 //! 1. It never keeps anything waiting: what is not admitted is refused.
-//! 2. While the inner service is not ready (a limit further in is full), the slow loop holds: the wait is
-//!    for that limit, not for ours.
+//! 2. While the inner service is not ready (a limit further in is full), or requests have waited in a
+//!    queue of ours for longer than the target, the slow loop holds: the wait is for that limit, or for
+//!    the tenant's own others, and never for ours.
 //! 3. The fast loop judges by the oldest request that waits, not only by the one that comes: a fair queue
 //!    lets young ones overtake.
 //! 4. It refuses only what aged in our own queue, or when more is in flight than in good times: when
@@ -115,13 +116,15 @@ impl CoDel {
             settings,
             ..
         } = self;
-        width.roll(settings, now, completed, |window| ages.close(window));
+        width.roll(settings, now, completed, |window| {
+            ages.close(window, settings.target);
+        });
     }
 
     /// The inner service was not ready.
-    pub(crate) fn inner_pending(&mut self) {
-        self.width.pended();
-        self.standing.pended();
+    pub(crate) fn inner_pending(&mut self, now: u64) {
+        self.width.waited_elsewhere();
+        self.standing.pended(now);
     }
 
     /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).
@@ -130,6 +133,9 @@ impl CoDel {
         let over = entry.age > self.settings.target;
         self.ages.note(entry.age);
         self.width.note(entry.age, over, entry.in_flight);
+        if entry.own > self.settings.target {
+            self.width.waited_elsewhere();
+        }
         if self.is_too_old(now, entry) {
             self.width.note_aged();
             Verdict::TooOld
@@ -171,19 +177,15 @@ impl CoDel {
 
     /// After [`roll`](Self::roll).
     pub(crate) fn report(&self, now: u64) -> Report {
-        let target = self.settings.target;
-        let last = self.width.last();
-        // The histogram is coarse, the count of those over the target is exact.
-        let p95 = self.ages.p95().map(|p95| match last.is_over() {
-            true => p95.max(target.saturating_add(1)),
-            false => p95.min(target),
-        });
+        let Settings {
+            target, interval, ..
+        } = self.settings;
         let (narrowings, widenings, undone) = self.width.moves();
         Report {
-            overloaded: self.standing.is_overloaded(now, target),
-            load_percent: self.standing.load_percent(target),
-            p95: p95.map(Duration::from_nanos),
-            over_target: last.share_over(),
+            overloaded: self.standing.is_overloaded(now, target, interval),
+            load_percent: self.standing.load_percent(now, target, interval),
+            p95: self.ages.p95().map(Duration::from_nanos),
+            over_target: self.width.last().share_over(),
             narrowings,
             widenings,
             undone,

@@ -24,7 +24,7 @@ use crate::{
 pub struct CoDelConfig {
     target: Duration,
     interval: Duration,
-    min_concurrency: usize,
+    min_concurrency: Option<usize>,
     max_concurrency: usize,
     max_sojourn: Option<Duration>,
 }
@@ -33,11 +33,10 @@ impl Default for CoDelConfig {
     /// A target of 100 ms, an interval of 5 s, at least as many in flight as the machine has processors,
     /// at most 1000; no bound on the age of a request while no queue stands.
     fn default() -> Self {
-        let processors = available_parallelism().map_or(1, usize::from);
         Self {
             target: Duration::from_millis(100),
             interval: Duration::from_secs(5),
-            min_concurrency: processors.min(MAX_CONCURRENCY),
+            min_concurrency: None,
             max_concurrency: MAX_CONCURRENCY,
             max_sojourn: None,
         }
@@ -67,7 +66,7 @@ impl CoDelConfig {
     /// The limit never gets lower than this. Where the work is not done by the processors of this
     /// machine, it should be what keeps busy whatever does it.
     pub fn min_concurrency(mut self, min: usize) -> Self {
-        self.min_concurrency = min;
+        self.min_concurrency = Some(min);
         self
     }
 
@@ -92,16 +91,22 @@ impl CoDelConfig {
             panic!("CoDelConfig: {error}")
         }
         assert!(
-            (1..=self.max_concurrency).contains(&self.min_concurrency),
-            "CoDelConfig: 1 ≤ min_concurrency ({}) ≤ max_concurrency ({}) must hold",
-            self.min_concurrency,
-            self.max_concurrency
+            self.max_sojourn.is_none_or(|max| !max.is_zero()),
+            "CoDelConfig: max_sojourn must be longer than 0"
+        );
+        let max = self.max_concurrency;
+        // What nobody has asked for does not contradict anything.
+        let processors = || available_parallelism().map_or(1, usize::from).min(max);
+        let min = self.min_concurrency.unwrap_or_else(processors);
+        assert!(
+            (1..=max).contains(&min),
+            "CoDelConfig: 1 ≤ min_concurrency ({min}) ≤ max_concurrency ({max}) must hold"
         );
         Settings {
             target: nanos(self.target),
             interval: nanos(self.interval),
-            min: self.min_concurrency as u64,
-            max: self.max_concurrency as u64,
+            min: min as u64,
+            max: max as u64,
             max_sojourn: self.max_sojourn.map(nanos),
         }
     }

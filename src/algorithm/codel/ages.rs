@@ -1,6 +1,8 @@
 //! Ages of the requests of a window, counted: for the p95 that is shown. What is decided goes by an exact
 //! count.
 
+use super::width::Window;
+
 /// Each doubling is divided into so many steps, so a value is shown at most an eighth too high.
 const STEPS_LOG2: u32 = 3;
 const STEPS: usize = 1 << STEPS_LOG2;
@@ -52,8 +54,9 @@ impl Ages {
         *count = count.saturating_add(1);
     }
 
-    /// A window is over in which there were so many.
-    pub(super) fn close(&mut self, seen: u64) {
+    /// A window is over.
+    pub(super) fn close(&mut self, window: &Window, target: u64) {
+        let seen = window.seen;
         self.p95 = None;
         if seen == 0 {
             return;
@@ -62,7 +65,12 @@ impl Ages {
         for (index, count) in self.counts.iter().enumerate() {
             below += u64::from(*count);
             if below * 20 >= seen * 19 {
-                self.p95 = Some(largest(index).saturating_mul(1000));
+                let p95 = largest(index).saturating_mul(1000);
+                // The count of those over the target is exact.
+                self.p95 = Some(match window.is_over() {
+                    true => p95.max(target.saturating_add(1)),
+                    false => p95.min(target),
+                });
                 break;
             }
         }
@@ -98,14 +106,14 @@ mod tests {
         for ms in 1..=100_u64 {
             ages.note(ms * 1_000_000);
         }
-        ages.close(100);
+        ages.close(&Window::of(100, 50), 50_000_000);
         let p95 = ages.p95().unwrap() as f64 / 1e6;
         assert!((95.0..95.0 * 1.125).contains(&p95), "{p95}");
         // A new window begins with nothing.
-        ages.close(0);
+        ages.close(&Window::of(0, 0), 50_000_000);
         assert_eq!(ages.p95(), None);
         ages.note(0);
-        ages.close(1);
+        ages.close(&Window::of(1, 0), 50_000_000);
         assert_eq!(ages.p95(), Some(0));
     }
 
@@ -113,7 +121,7 @@ mod tests {
     fn ages_beyond_all_bounds_are_the_largest() {
         let mut ages = Ages::default();
         ages.note(u64::MAX);
-        ages.close(1);
+        ages.close(&Window::of(1, 1), 50_000_000);
         assert_eq!(ages.p95(), Some(LARGEST * 1000));
     }
 }

@@ -11,8 +11,8 @@ const SHORTEST_DETECTION: u64 = 100_000_000;
 pub(super) struct Standing {
     overloaded: bool,
     started: bool,
-    /// Whether the inner service was not ready in this interval.
-    pended: bool,
+    /// When the inner service was last not ready, if it was in this interval.
+    pended: Option<u64>,
     /// When this interval is over.
     end: u64,
     /// When a request came last.
@@ -31,19 +31,19 @@ impl Standing {
         Self {
             overloaded: false,
             started: false,
-            pended: false,
+            pended: None,
             end: now,
             last: now,
             least: 0,
         }
     }
 
-    pub(super) fn pended(&mut self) {
-        self.pended = true;
+    pub(super) fn pended(&mut self, now: u64) {
+        self.pended = Some(now);
     }
 
     pub(super) fn has_pended(&self) -> bool {
-        self.pended
+        self.pended.is_some()
     }
 
     /// A request comes. Says whether a queue stands, and it may be refused for that: the one that finds
@@ -64,7 +64,7 @@ impl Standing {
             self.overloaded = self.least > target && !silent;
             self.end = now.saturating_add(detection(target));
             self.least = age;
-            self.pended = false;
+            self.pended = None;
             return false;
         }
         self.least = self.least.min(age);
@@ -73,15 +73,30 @@ impl Standing {
 
     /// Added: an inner service that is not ready holds requests back, so that none come.
     fn is_silent(&self, now: u64, target: u64) -> bool {
-        !self.pended && now.saturating_sub(self.last.max(self.end)) >= detection(target)
+        self.pended.is_none() && self.silence(now) >= detection(target)
     }
 
-    pub(super) fn is_overloaded(&self, now: u64, target: u64) -> bool {
-        self.overloaded && !self.is_silent(now, target)
+    fn silence(&self, now: u64) -> u64 {
+        now.saturating_sub(self.last.max(self.end))
+    }
+
+    /// To be shown: whoever was held back may have given up since.
+    fn is_stale(&self, now: u64, target: u64, interval: u64) -> bool {
+        match self.pended {
+            None => self.is_silent(now, target),
+            Some(at) => self.silence(now).min(now.saturating_sub(at)) >= interval,
+        }
+    }
+
+    pub(super) fn is_overloaded(&self, now: u64, target: u64, interval: u64) -> bool {
+        self.overloaded && !self.is_stale(now, target, interval)
     }
 
     /// The least age, in percent of the age at which requests are refused.
-    pub(super) fn load_percent(&self, target: u64) -> u32 {
+    pub(super) fn load_percent(&self, now: u64, target: u64, interval: u64) -> u32 {
+        if self.is_stale(now, target, interval) {
+            return 0;
+        }
         let percent = u128::from(self.least) * 100 / u128::from(target).max(1) / 2;
         percent.min(100) as u32
     }

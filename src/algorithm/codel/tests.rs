@@ -62,18 +62,13 @@ impl Run {
 
     fn pending(&mut self, at: u64) {
         self.roll(at);
-        self.law.inner_pending();
+        self.law.inner_pending(at * MS);
     }
 
     /// A request comes; what becomes of it, and whether a queue is said to stand after that.
     fn standing(&mut self, at: u64, entry: Entry) -> (Verdict, bool) {
         let verdict = self.enter(at, entry);
-        (
-            verdict,
-            self.law
-                .standing
-                .is_overloaded(at * MS, self.law.settings.target),
-        )
+        (verdict, self.law.report(at * MS).overloaded)
     }
 
     /// So many requests, one after another, in the half second that begins then.
@@ -167,7 +162,7 @@ fn silence_ends_it_unless_somebody_waits() {
         for at in [1, 50, 102, 150] {
             run.enter(at, waited(300, 300, oldest));
         }
-        assert!(run.law.standing.is_overloaded(150 * MS, 100 * MS));
+        assert!(run.law.report(150 * MS).overloaded);
         run
     };
     let mut run = stands(None);
@@ -445,7 +440,7 @@ proptest! {
                 prop_assert!(limit >= before.1);
             }
             if *pends {
-                law.inner_pending();
+                law.inner_pending(now);
             }
             let verdict = law.enter(now, entry);
             if verdict == TooOld {

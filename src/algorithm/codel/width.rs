@@ -45,7 +45,7 @@ pub(super) struct Width {
 /// What is seen in a window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Window {
-    seen: u64,
+    pub(super) seen: u64,
     /// Older than the target.
     over: u64,
     /// Of all ages.
@@ -57,8 +57,8 @@ pub(super) struct Window {
     full: u64,
     /// Refused for their age.
     aged: u64,
-    /// The inner service was not ready.
-    pended: bool,
+    /// Requests waited for something else than our limit.
+    waited_elsewhere: bool,
 }
 
 impl Window {
@@ -184,8 +184,9 @@ impl Width {
         self.window.full += 1;
     }
 
-    pub(super) fn pended(&mut self) {
-        self.window.pended = true;
+    /// A request waited for something else than our limit, for which none ever waits.
+    pub(super) fn waited_elsewhere(&mut self) {
+        self.window.waited_elsewhere = true;
     }
 
     /// How long the window was that is over, if it is.
@@ -197,13 +198,13 @@ impl Width {
         (enough || lasted >= interval).then(|| lasted.min(interval))
     }
 
-    /// Closes the windows that are over; each is shown with how many requests came in it.
+    /// Closes the windows that are over, and shows each.
     pub(super) fn roll(
         &mut self,
         settings: &Settings,
         now: u64,
         completed: u64,
-        mut closes: impl FnMut(u64),
+        mut closes: impl FnMut(&Window),
     ) {
         let earliest = now.saturating_sub(settings.interval.saturating_mul(MOST_CATCHING_UP));
         self.window_start = self.window_start.max(earliest);
@@ -212,7 +213,7 @@ impl Width {
             self.completed = completed;
             self.window_start += lasted;
             self.last = std::mem::take(&mut self.window);
-            closes(self.last.seen);
+            closes(&self.last);
             self.judge(settings, self.window_start, lasted);
         }
     }
@@ -221,7 +222,7 @@ impl Width {
     fn judge(&mut self, settings: &Settings, now: u64, lasted: u64) {
         let window = self.last;
         let enough = window.seen >= ENOUGH;
-        let verdict = if window.pended {
+        let verdict = if window.waited_elsewhere {
             Verdict::Hold
         } else if enough && window.is_over() {
             Verdict::Over
@@ -297,6 +298,17 @@ impl Width {
 impl Width {
     pub(super) fn set_limit(&mut self, limit: u64) {
         self.limit = limit;
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+impl Window {
+    pub(super) fn of(seen: u64, over: u64) -> Self {
+        Self {
+            seen,
+            over,
+            ..Self::default()
+        }
     }
 }
 
