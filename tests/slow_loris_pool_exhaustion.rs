@@ -9,8 +9,10 @@
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
+use futures_util::stream;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -43,18 +45,31 @@ struct Pool {
     handle: Handle,
 }
 
-/// `/` reads the body and answers; `/large` answers with 16 MiB, more than the sockets' buffers take.
-async fn work(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let large = request.uri().path() == "/large";
-    let body = timeout(LONGEST_BODY, request.into_body().collect()).await;
-    let mut response = match large {
-        true => Response::new(vec![b'x'; 16 << 20].into()),
-        false => Response::new("done".into()),
+/// `/` reads the body and answers; `/large` answers with 16 MiB, piece by piece, which is more than the sockets' buffers
+/// take.
+async fn work(request: Request<Incoming>) -> Result<Response<Large>, Infallible> {
+    let pieces = if request.uri().path() == "/large" {
+        256
+    } else {
+        1
     };
+    let body = timeout(LONGEST_BODY, request.into_body().collect()).await;
+    let mut response = Response::new(large(pieces));
     if !matches!(body, Ok(Ok(_))) {
         *response.status_mut() = StatusCode::REQUEST_TIMEOUT;
     }
     Ok(response)
+}
+
+type Large = StreamBody<Pieces>;
+type Pieces = stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>;
+
+fn large(pieces: usize) -> Large {
+    let piece = Bytes::from_static(&[b'x'; 64 << 10]);
+    let pieces: Vec<_> = (0..pieces)
+        .map(|_| Ok(Frame::data(piece.clone())))
+        .collect();
+    StreamBody::new(stream::iter(pieces))
 }
 
 async fn serve(most_connections: usize) -> Pool {
