@@ -10,13 +10,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use axum::{
-    BoxError, Router,
-    body::Body,
-    error_handling::HandleErrorLayer,
-    extract::Request,
-    http::{StatusCode, header::RETRY_AFTER},
-    response::{IntoResponse, Response},
-    routing::get,
+    BoxError, Router, body::Body, extract::Request, http::header::RETRY_AFTER, routing::get,
 };
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -26,7 +20,7 @@ use tokio::{
 };
 use tower::ServiceBuilder;
 use tower_backpressure::{
-    CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, Overloaded, SubmittedAtLayer,
+    CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, OverloadResponseLayer, SubmittedAtLayer,
 };
 
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -57,7 +51,7 @@ async fn watch(name: &str, codel: Option<CoDelLayer>) -> Result<(), BoxError> {
         .layer(
             // In one `ServiceBuilder`: requests wait for the limit, and are judged when it has room for them.
             ServiceBuilder::new()
-                .layer(HandleErrorLayer::new(answer))
+                .layer(OverloadResponseLayer::new())
                 .option_layer(codel)
                 .layer(ConcurrencyLimitLayer::new(8)),
         )
@@ -90,20 +84,6 @@ async fn watch(name: &str, codel: Option<CoDelLayer>) -> Result<(), BoxError> {
         latencies.len()
     );
     Ok(())
-}
-
-async fn answer(error: BoxError) -> Response {
-    let Some(refused) = Overloaded::find(error.as_ref()) else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
-    let seconds = refused.retry_after().as_secs_f64().ceil().to_string();
-    let retry_after = [(RETRY_AFTER, seconds)];
-    (
-        StatusCode::SERVICE_UNAVAILABLE,
-        retry_after,
-        refused.to_string(),
-    )
-        .into_response()
 }
 
 /// Sends one request after the other; gives the latencies of those that were served, and how many were not.

@@ -11,11 +11,10 @@ use std::{net::SocketAddr, time::Duration};
 use axum::{
     BoxError, Router,
     body::Body,
-    error_handling::HandleErrorLayer,
     extract::Request,
     http::{StatusCode, header::AUTHORIZATION},
     middleware::{self, Next},
-    response::{IntoResponse, Response},
+    response::Response,
     routing::get,
 };
 use hyper_util::rt::TokioIo;
@@ -26,7 +25,7 @@ use tokio::{
 };
 use tower::ServiceBuilder;
 use tower_backpressure::{
-    ConcurrencyLimitLayer, Overloaded, WfqConfig, WfqLayer,
+    ConcurrencyLimitLayer, OverloadResponseLayer, WfqConfig, WfqLayer,
     wfq::{FromExtension, TenantId},
 };
 
@@ -68,7 +67,7 @@ async fn watch(fair: Option<WfqLayer>) -> Result<(), BoxError> {
         .layer(
             // In one `ServiceBuilder`: the fair queue hands out the places of the limit inside it.
             ServiceBuilder::new()
-                .layer(HandleErrorLayer::new(answer))
+                .layer(OverloadResponseLayer::new())
                 .option_layer(fair)
                 .layer(ConcurrencyLimitLayer::new(4).max_waiting(200)),
         )
@@ -101,13 +100,6 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
         request.extensions_mut().insert(id);
     }
     next.run(request).await
-}
-
-async fn answer(error: BoxError) -> Response {
-    match Overloaded::find(error.as_ref()) {
-        Some(refused) => (StatusCode::SERVICE_UNAVAILABLE, refused.to_string()).into_response(),
-        None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
 }
 
 /// Sends one request after the other for two seconds; gives the latencies of those that were served.

@@ -26,7 +26,9 @@ use tonic_health::pb::{
     health_server::{Health, HealthServer},
 };
 use tower::{BoxError, ServiceBuilder};
-use tower_backpressure::{ConcurrencyLimitLayer, Overloaded, WfqConfig, WfqLayer, wfq::FromSpiffe};
+use tower_backpressure::{
+    ConcurrencyLimitLayer, OverloadResponseLayer, WfqConfig, WfqLayer, wfq::FromSpiffe,
+};
 
 /// Four of them at once are 400 a second.
 const WORK: Duration = Duration::from_millis(10);
@@ -50,7 +52,7 @@ async fn main() -> Result<(), BoxError> {
         .tls_config(tls)?
         .layer(
             ServiceBuilder::new()
-                .map_err(answer)
+                .layer(OverloadResponseLayer::new())
                 .layer(fair)
                 .layer(ConcurrencyLimitLayer::new(4)), // what there is to be shared
         )
@@ -89,15 +91,6 @@ async fn main() -> Result<(), BoxError> {
         );
     }
     Ok(())
-}
-
-/// What the layers refuse is RESOURCE_EXHAUSTED. tonic answers with any `Status` that comes out of them as
-/// an error; for other errors it resets the stream, which clients see as INTERNAL.
-fn answer(error: BoxError) -> BoxError {
-    match Overloaded::find(error.as_ref()) {
-        Some(refused) => Status::resource_exhausted(refused.to_string()).into(),
-        None => error,
-    }
 }
 
 /// A certificate for that name, and its key.

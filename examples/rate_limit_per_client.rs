@@ -9,16 +9,14 @@ use std::net::{IpAddr, SocketAddr};
 use axum::{
     BoxError, Router,
     body::Body,
-    error_handling::HandleErrorLayer,
     extract::{ConnectInfo, Request},
     http::{StatusCode, header::RETRY_AFTER},
-    response::{IntoResponse, Response},
     routing::get,
 };
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpSocket};
 use tower::ServiceBuilder;
-use tower_backpressure::{KeyedRateLimitLayer, Overloaded, Rate, Reason};
+use tower_backpressure::{KeyedRateLimitLayer, OverloadResponseLayer, Rate};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -28,7 +26,7 @@ async fn main() -> Result<(), BoxError> {
     let handle = limit.handle();
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(
         ServiceBuilder::new()
-            .layer(HandleErrorLayer::new(answer))
+            .layer(OverloadResponseLayer::new()) // 429, and when to come back
             .layer(limit),
     );
 
@@ -57,20 +55,6 @@ async fn main() -> Result<(), BoxError> {
 fn client_address(request: &Request) -> Option<IpAddr> {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>()?;
     Some(peer.0.ip())
-}
-
-/// 429 if it is the client that asks for too much, 503 if it is the server that can do too little.
-async fn answer(error: BoxError) -> Response {
-    let Some(refused) = Overloaded::find(error.as_ref()) else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
-    let status = match refused.reason() {
-        Reason::Quota => StatusCode::TOO_MANY_REQUESTS,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
-    };
-    // In whole seconds, and never "0".
-    let seconds = refused.retry_after().as_secs_f64().ceil().max(1.0) as u64;
-    (status, [(RETRY_AFTER, seconds.to_string())]).into_response()
 }
 
 /// Sends requests over one connection from that address; gives each status and `retry-after`.

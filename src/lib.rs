@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub, reason = "what is not exported says so: pub(crate)")]
-//! Overload control for [tower](https://docs.rs/tower) services: layers that limit, queue and refuse
-//! work before it hurts, in any axum, tonic or hyper server.
+//! Overload control for [tower](https://docs.rs/tower) services: layers that limit, queue and refuse work
+//! before it hurts, in any axum, tonic or hyper server.
 //!
 //! ```
 //! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -42,49 +42,58 @@
 //! | a burst to wait, but no queue to stand | [`CoDelLayer`] between the queue and the limit |
 //! | to know when a request came | [`SubmittedAtLayer`] outside everything |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
+//! | refusals to be answered as the protocol has it: 503, RESOURCE_EXHAUSTED, WebSocket 1013 | [`OverloadResponseLayer`] outermost |
+//! | all of that in one line | [`edge()`](fn@edge) |
+//! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
 //!
 //! # What all layers have in common
 //! - **One refusal.** [`Overloaded`] says which layer refused, why, and when to come back. It always
-//!   comes out of `call`, and a request that is answered with it was never handed to the inner
-//!   service.
+//!   comes out of `call`, and a request that is answered with it was never handed to the inner service.
 //! - **One layer value, one state.** However often `layer()` is called and services are cloned, they
 //!   share what was made by the constructor. Handles look at it and change it at run time.
 //! - **No unbounded queue.** Every wait is bounded in number, and in time if you ask for it.
-//! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a
-//!   readied service is dropped.
-//! - **Nothing is spawned**, nothing is allocated for a request that is accepted, and no unsafe code
-//!   is used.
+//! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a readied
+//!   service is dropped.
+//! - **Nothing is spawned** (but to say goodbye to a WebSocket), nothing is allocated for a request that
+//!   is accepted, and no unsafe code is used.
 //!
 //! # Features
 //! | feature | adds |
 //! | --- | --- |
+//! | `axum` | `ConnectionLimit` is a listener for `axum::serve` |
 //! | `hyper` | `submitted_at::StampDecoded`: stamps a request at the moment hyper has decoded it |
+//! | `net` | `ConnectionLimit`: no more connections are accepted than may be open |
 //! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |
+//! | `ws` (on unless turned off) | refused WebSockets are closed with 1013, instead of failing their handshake |
 //!
 //! Features only ever add: with all of them on, everything works as without them.
 //!
 //! # Stacking
-//! From the outside in, leaving out what you do not need:
+//! From the outside in, leaving out what you do not need ([`edge()`](fn@edge) is all of it but the
+//! quota):
 //!
 //! ```text
-//! SubmittedAt     the clock starts
-//! KeyedRateLimit  whoever has used up its quota is told so, and does not queue for it
-//! Wfq             who is next? Requests wait here, and nowhere else
-//! CoDel           has it waited too long?
-//! Adaptive- or ConcurrencyLimit    is there room? This is what requests wait for
-//! your service    (with a Timeout inside the limit, where a failure counts as one)
+//! SubmittedAt           the clock starts
+//! OverloadResponse      what the layers inside refuse is answered
+//! KeyedRateLimit        whoever has used up its quota is told so, and does not queue for it
+//! Wfq                   who is next? Requests wait here, and nowhere else
+//! CoDel                 has it waited too long?
+//! AdaptiveConcurrency   is there room? This is what requests wait for
+//! your service          (with a Timeout inside the limit, where a failure counts as one)
 //! ```
 //!
-//! Without a `Wfq`, requests wait for the limit in the order in which they came. A [`LoadShedLayer`] goes
-//! outside the limit if nothing is to wait at all, or innermost, for a service that is itself not always ready.
+//! A fixed `ConcurrencyLimit` does as well where you know the number. Without a `Wfq`, requests wait for
+//! the limit in the order in which they came. A [`LoadShedLayer`] goes outside the limit if nothing is to
+//! wait at all, or innermost, for a service that is itself not always ready.
 //!
-//! Put the layers of this crate into *one* `ServiceBuilder` (but for [`SubmittedAtLayer`], which in axum goes into a
-//! `Router::layer` of its own, after the one with the others: [why](submitted_at)). axum's `Router::layer`, called twice, puts a service
-//! between them that is always ready, and the outer layer no longer sees that the inner one is full. What another
-//! order does (each line is a test in `tests/composition.rs`, at twice the load that a server can take):
+//! Put the layers of this crate into *one* `ServiceBuilder` (but for [`SubmittedAtLayer`], which in axum
+//! goes into a `Router::layer` of its own, after the one with the others: [why](submitted_at)). axum's
+//! `Router::layer`, called twice, puts a service between them that is always ready, and the outer layer
+//! no longer sees that the inner one is full. What another order does (each line is a test in
+//! `tests/composition.rs`, at twice the load that a server can take):
 //!
 //! | order | what happens |
 //! | --- | --- |

@@ -24,7 +24,7 @@
 //! # Behaviour
 //! | the request | the answer to [`Overloaded`] |
 //! | --- | --- |
-//! | HTTP | 503, or 429 if it is the client that asks for too much ([`Reason::Quota`](crate::Reason::Quota)), `retry-after` in whole seconds, at least 1, `cache-control: no-store` |
+//! | HTTP | 503, or 429 if it is the client that asks for too much ([`Reason::Quota`]), `retry-after` in whole seconds, at least 1, `cache-control: no-store` |
 //! | gRPC, gRPC-Web | `RESOURCE_EXHAUSTED` in a response without a body, with `grpc-retry-pushback-ms` and a `google.rpc.RetryInfo` |
 //! | Connect, unary | 429, `resource_exhausted` with a `google.rpc.RetryInfo`, `retry-after` |
 //! | Connect, streaming | an end-of-stream message with the same |
