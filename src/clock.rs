@@ -1,6 +1,9 @@
 //! The only place where the crate reads a clock.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    cell::Cell,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tokio::time::Instant;
 
@@ -25,7 +28,35 @@ enum Source {
     Stopped,
 }
 
-/// A moment, for what has to be comparable between layers: each [`Clock`] counts from a moment of its own.
+thread_local! {
+    static PASSED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Calls an inner service, and tells it what time it is: layers that are called one inside the other need
+/// not each look at the clock, which costs more than most of what else they do.
+///
+/// Whoever takes it may pass it on; nobody else is told, so that it does not get old.
+#[inline]
+pub(crate) fn passing<T>(now: Option<Instant>, call: impl FnOnce() -> T) -> T {
+    struct Forget;
+    impl Drop for Forget {
+        fn drop(&mut self) {
+            PASSED.set(None);
+        }
+    }
+    PASSED.set(now);
+    let _forget = Forget; // also if it panics
+    call()
+}
+
+/// What the layer outside has passed on, or a look at the clock.
+#[inline]
+pub(crate) fn passed() -> Instant {
+    PASSED.take().unwrap_or_else(instant)
+}
+
+/// A moment, for what has to be comparable between layers: each [`Clock`] counts from a moment of its
+/// own.
 #[inline]
 #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
 pub(crate) fn instant() -> Instant {
@@ -40,7 +71,8 @@ thread_local! {
     pub(crate) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// The time since 1970 by the clock on the wall, which may jump. Only to read times that others have written.
+/// The time since 1970 by the clock on the wall, which may jump. Only to read times that others have
+/// written.
 #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
 pub(crate) fn since_1970() -> Duration {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -48,8 +80,8 @@ pub(crate) fn since_1970() -> Duration {
 }
 
 impl Clock {
-    /// Tokio's clock: the system's monotonic clock, and under `tokio::time::pause` the time that the
-    /// test says it is.
+    /// Tokio's clock: the system's monotonic clock, and under `tokio::time::pause` the time that the test
+    /// says it is.
     #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
     pub fn tokio() -> Self {
         Self(Source::Tokio {
@@ -57,9 +89,9 @@ impl Clock {
         })
     }
 
-    /// The processor's time stamp counter, where it is reliable; otherwise the system's clock. It
-    /// cannot be paused. Should it step back, for instance when a virtual machine moves, time stands
-    /// still until it has caught up.
+    /// The processor's time stamp counter, where it is reliable; otherwise the system's clock. It cannot
+    /// be paused. Should it step back, for instance when a virtual machine moves, time stands still until
+    /// it has caught up.
     #[cfg(feature = "quanta")]
     pub fn tsc() -> Self {
         let clock = quanta::Clock::new();
@@ -78,10 +110,7 @@ impl Clock {
     #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
     pub(crate) fn nanos(&self) -> u64 {
         match &self.0 {
-            Source::Tokio { started } => {
-                let since = Instant::now().saturating_duration_since(*started);
-                since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
-            }
+            Source::Tokio { started } => nanos_between(*started, Instant::now()),
             #[cfg(feature = "quanta")]
             Source::Tsc { clock, started } => clock.delta_as_nanos(*started, clock.raw()),
             #[cfg(all(test, backpressure_loom))]
@@ -89,10 +118,36 @@ impl Clock {
         }
     }
 
+    /// The same, of what the layer outside has passed on.
+    #[inline]
+    pub(crate) fn passed_nanos(&self) -> u64 {
+        match &self.0 {
+            Source::Tokio { started } => nanos_between(*started, passed()),
+            #[allow(unreachable_patterns, reason = "there are others with some features")]
+            _ => self.nanos(),
+        }
+    }
+
+    /// The moment of such a reading, where it can be told to others.
+    #[inline]
+    pub(crate) fn instant_of(&self, nanos: u64) -> Option<Instant> {
+        match &self.0 {
+            Source::Tokio { started } => started.checked_add(Duration::from_nanos(nanos)),
+            #[allow(unreachable_patterns, reason = "there are others with some features")]
+            _ => None,
+        }
+    }
+
     /// The same as a [`Duration`].
     pub(crate) fn now(&self) -> Duration {
         Duration::from_nanos(self.nanos())
     }
+}
+
+#[inline]
+fn nanos_between(started: Instant, now: Instant) -> u64 {
+    let since = now.saturating_duration_since(started);
+    since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
 }
 
 impl Default for Clock {

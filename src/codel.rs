@@ -139,6 +139,7 @@ use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
     admission::{age_gate::AgeGate, shed},
+    clock,
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
 };
@@ -285,6 +286,7 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let gate = &self.layer.gate;
+        let now = clock::passed();
         let entered = match mem::take(&mut self.wait) {
             Wait::InVain => gate.pass(),
             wait => {
@@ -294,11 +296,14 @@ where
                 } else {
                     0
                 };
-                gate.enter(submitted, waited, Waited::take())
+                gate.enter(submitted, waited, Waited::take(), now)
             }
         };
         match entered {
-            Ok(permit) => ResponseFuture::admitted(self.inner.call(request), permit.into()),
+            Ok(permit) => {
+                let future = clock::passing(Some(now), || self.inner.call(request));
+                ResponseFuture::admitted(future, permit.into())
+            }
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
                 self.inner = self.inner.clone();
@@ -360,7 +365,7 @@ impl Handle {
     /// [`Reason::TooOld`](crate::Reason::TooOld) or [`Reason::AtLimit`](crate::Reason::AtLimit).
     pub fn try_acquire(&self, submitted: SubmittedAt) -> Result<Permit, Overloaded> {
         self.gate
-            .enter(Some(submitted), 0, None)
+            .enter(Some(submitted), 0, None, clock::instant())
             .map_err(|refusal| *refusal)
     }
 
@@ -389,7 +394,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::{SubmittedAtLayer, clock};
+    use crate::SubmittedAtLayer;
 
     #[test]
     fn an_accepted_request_looks_at_the_clock_twice() {

@@ -16,12 +16,14 @@
 //!
 //! | layer | with | does |
 //! | --- | --- | --- |
-//! | [`SubmittedAtLayer`] | | notes when a request came |
 //! | [`OverloadResponseLayer`] | [`response`](Edge::response) | answers what the others refuse |
-//! | [`WfqLayer`] | [`tenant`](Edge::tenant), [`wfq`](Edge::wfq) | takes turns between tenants; requests wait here |
+//! | [`WfqLayer`] | [`tenant`](Edge::tenant), [`wfq`](Edge::wfq) | notes when a request came, and takes turns between tenants; requests wait here |
 //! | [`CoDelLayer`] | [`codel`](Edge::codel) | refuses what has waited too long |
 //! | [`AdaptiveConcurrencyLayer`] | [`adaptive`](Edge::adaptive) | finds out how much the service can do |
 //! | [`LoadShedLayer`] | | refuses what the service itself is not ready for |
+//!
+//! The age of a request counts from when it gets here, or from its [`SubmittedAt`](crate::SubmittedAt) if
+//! it has been stamped further out; a stamp of its own would say no more than the fair queue knows.
 //!
 //! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a
 //! request's extensions; those without one are all the same tenant, which is to say that requests wait in
@@ -39,10 +41,9 @@ use tower_layer::Layer;
 
 use crate::{
     AdaptiveConcurrency, AdaptiveConcurrencyLayer, ByStatus, CoDel, CoDelConfig, CoDelLayer,
-    LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit, SubmittedAtLayer,
-    UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
+    LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit, UntilBodyEnd,
+    UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
     hold::HoldKind,
-    submitted_at::StampSubmittedAt,
     wfq::{self, FromExtension, Running},
 };
 
@@ -130,7 +131,7 @@ impl<E, H: HoldKind> Edge<E, H> {
 
 /// What [`Edge`] makes of a service.
 pub type EdgeService<S, E, H> =
-    StampSubmittedAt<OverloadResponse<Wfq<Admitted<S, H>, E, <H as HoldKind>::Of<Running>>>>;
+    OverloadResponse<Wfq<Admitted<S, H>, E, <H as HoldKind>::Of<Running>>>;
 
 /// The part inside the fair queue.
 type Admitted<S, H> =
@@ -142,7 +143,7 @@ impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
     fn layer(&self, inner: S) -> Self::Service {
         let admitted = self.adaptive.layer(LoadShedLayer::new().layer(inner));
         let fair = self.wfq.layer(self.codel.layer(admitted));
-        SubmittedAtLayer::new().layer(self.response.layer(fair))
+        self.response.layer(fair)
     }
 }
 

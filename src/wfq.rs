@@ -113,6 +113,7 @@ use crate::{
         fair_gate::{Arrived, FairGate},
         shed,
     },
+    clock,
     sync::Arc,
 };
 
@@ -246,7 +247,8 @@ where
             let polled = shed::try_now(|cx| self.inner.poll_ready(cx));
             if let Poll::Ready(Ok(())) = polled {
                 running.send();
-                let future = waited.around(|| self.inner.call(request));
+                let now = gate.sent_at(&arrival, &waited);
+                let future = waited.around(|| clock::passing(now, || self.inner.call(request)));
                 return WfqResponseFuture::called(future, running);
             }
             // Whatever it has reserved goes with it. A limiter of another crate may have given it a place in its

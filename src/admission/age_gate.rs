@@ -104,8 +104,8 @@ impl AgeGate {
         submitted: Option<SubmittedAt>,
         waited: u64,
         outside: Option<Waited>,
+        now: Instant,
     ) -> Result<Permit, Box<Overloaded>> {
-        let now = clock::instant();
         let own = outside.map_or(0, |outside| nanos(outside.own)).max(waited);
         let oldest = outside.and_then(|outside| outside.oldest).map(nanos);
         let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now)));

@@ -29,6 +29,8 @@ mod tenants;
 
 use std::{fmt, mem, num::NonZeroU32, task::Waker, time::Duration};
 
+use tokio::time::Instant;
+
 use self::tenants::Tenants;
 pub(crate) use self::tenants::check_weight;
 pub use self::tenants::{Tenant, TenantSnapshot};
@@ -340,6 +342,13 @@ impl FairGate {
                 None => fresh = Some(waker.clone()), // not under the lock
             }
         }
+    }
+
+    /// When a request that has waited so long is sent, for those further in.
+    #[inline]
+    pub(crate) fn sent_at(&self, arrival: &Arrival, waited: &Waited) -> Option<Instant> {
+        self.clock
+            .instant_of(arrival.at + waited.own.as_nanos() as u64)
     }
 
     /// A request whose turn it is has been woken.

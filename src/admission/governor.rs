@@ -57,7 +57,7 @@ impl Governor {
     /// A request is handed to the inner service.
     #[inline]
     pub(crate) fn dispatch(&self, gate: &Gate) -> Dispatched {
-        let at = self.clock.nanos();
+        let at = self.clock.passed_nanos();
         let (in_flight, full) = gate.load_now();
         if self.probing.load(Relaxed) != 0 {
             self.admitted(gate, at, in_flight);

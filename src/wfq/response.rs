@@ -16,6 +16,7 @@ use crate::{
     BoxError, Hold, Overloaded, ResponseFuture,
     admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
     algorithm::fair_queue::{Charge, Ticket},
+    clock,
     hold::sealed::Held,
     sync::Arc,
 };
@@ -117,7 +118,9 @@ where
                     wakes.wake();
                     running.send();
                     let request = this.request.take().expect("sent once");
-                    let future = waited.around(|| this.inner.call(request));
+                    let now = this.place.gate.sent_at(&this.place.arrival, &waited);
+                    let call = || clock::passing(now, || this.inner.call(request));
+                    let future = waited.around(call);
                     return Poll::Ready(Ok((future, running)));
                 }
                 Begun::No => {

@@ -1,0 +1,59 @@
+//! Routers to be compared: bare, with tower's layers, with all of ours.
+
+use axum::{
+    BoxError, Router,
+    body::Body,
+    error_handling::HandleErrorLayer,
+    http::{Request, StatusCode},
+    routing::get,
+};
+use tokio::runtime::Runtime;
+use tower::{Service, ServiceBuilder};
+
+/// A router with a handler that does nothing, and a runtime to drive it.
+pub struct Driven {
+    runtime: Runtime,
+    app: Router,
+}
+
+impl Driven {
+    fn new(layers: impl FnOnce(Router) -> Router) -> Self {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_time().build().expect("a runtime");
+        let entered = runtime.enter();
+        let app = layers(Router::new().route("/", get(|| async {})));
+        drop(entered);
+        Self { runtime, app }
+    }
+
+    pub fn bare() -> Self {
+        Self::new(|app| app)
+    }
+
+    /// tower's shed and limit, and the layer that axum asks for to answer their errors.
+    pub fn tower() -> Self {
+        Self::new(|app| {
+            let answer = |_: BoxError| async { StatusCode::SERVICE_UNAVAILABLE };
+            app.layer(
+                ServiceBuilder::new()
+                    .layer(HandleErrorLayer::new(answer))
+                    .layer(tower::load_shed::LoadShedLayer::new())
+                    .layer(tower::limit::GlobalConcurrencyLimitLayer::new(20)),
+            )
+        })
+    }
+
+    /// Answers, fair queueing, admission by age, and an adaptive limit.
+    pub fn ours() -> Self {
+        Self::new(|app| app.layer(tower_backpressure::edge()))
+    }
+
+    /// One request through a clone, as a server makes it.
+    pub fn request(&self) -> bool {
+        self.runtime.block_on(async {
+            let request = Request::get("/").body(Body::empty()).expect("valid");
+            let response = self.app.clone().call(request).await;
+            response.expect("infallible").status() == StatusCode::OK
+        })
+    }
+}
