@@ -188,6 +188,28 @@ async fn the_wait_for_the_inner_service_counts() {
     }
 }
 
+/// A stamp that was made after the wait does not hide it, and what one that was made before it tells is not counted twice.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_as_old_as_its_stamp_or_its_wait() {
+    let limit = ConcurrencyLimitLayer::new(1);
+    let mut service = ServiceBuilder::new()
+        .layer(codel(config().max_sojourn(SEC)))
+        .layer(limit.clone())
+        .service(Probe::new());
+    for (age, wait, served) in [(0, 1001 * MS, false), (900, 800 * MS, true)] {
+        let busy = limit.handle().try_acquire().unwrap();
+        assert!(poll_ready(&mut service).is_pending());
+        advance(wait).await;
+        drop(busy);
+        assert!(poll_ready(&mut service).is_ready());
+        assert_eq!(
+            service.call(age).await.is_ok(),
+            served,
+            "{age} ms, {wait:?}"
+        );
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_sheds_does_not_wait() {
     let limit = ConcurrencyLimitLayer::new(1);
@@ -212,14 +234,19 @@ async fn the_wait_in_a_fair_queue_counts() {
         .layer(limit.clone())
         .service(Probe::new());
     let busy = limit.handle().try_acquire().unwrap();
-    let mut old = service.clone().oneshot(1);
-    assert!(poll(&mut old).is_pending());
+    // The first of them has the turn, and waits for the limit; the second waits for the first.
+    let mut old: Vec<_> = (0..2).map(|_| service.clone().oneshot(1)).collect();
+    for request in &mut old {
+        assert!(poll(request).is_pending());
+    }
     advance(900 * MS).await;
     let mut young = service.clone().oneshot(2);
     assert!(poll(&mut young).is_pending());
     advance(101 * MS).await;
     drop(busy);
-    assert_refused(old.await, Reason::TooOld);
+    for request in old {
+        assert_refused(request.await, Reason::TooOld);
+    }
     assert_eq!(young.await.unwrap(), 2);
 }
 

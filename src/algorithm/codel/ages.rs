@@ -124,4 +124,21 @@ mod tests {
         ages.close(&Window::of(1, 1), 50_000_000);
         assert_eq!(ages.p95(), Some(LARGEST * 1000));
     }
+
+    #[test]
+    fn what_is_shown_is_never_too_low_and_of_this_window() {
+        const HOUR: u64 = 3_600_000_000_000;
+        let p95 = |ages: &mut Ages, values: &[u64], over, target| {
+            values.iter().for_each(|nanos| ages.note(*nanos));
+            ages.close(&Window::of(values.len() as u64, over), target);
+            ages.p95()
+        };
+        let mut ages = Ages::default();
+        assert_eq!(p95(&mut ages, &[1500], 0, HOUR), Some(2000));
+        let mut twenty = [1000; 20];
+        twenty[0] = 9000;
+        assert_eq!(p95(&mut ages, &twenty, 0, HOUR), Some(1000));
+        assert_eq!(p95(&mut ages, &[9000; 20], 0, HOUR), Some(9000));
+        assert_eq!(p95(&mut ages, &[u64::MAX], 1, HOUR), Some(HOUR + 1));
+    }
 }

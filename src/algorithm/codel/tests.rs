@@ -1,5 +1,7 @@
 //! folly's vectors, those of this law, and what holds for any sequence of requests.
 
+mod rules;
+
 use proptest::prelude::*;
 
 use super::{Verdict::*, *};
