@@ -57,7 +57,7 @@
 //! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a readied
 //!   service is dropped.
 //! - **Nothing is spawned** (but to say goodbye to a WebSocket), nothing is allocated for a request that
-//!   is accepted, and no unsafe code is used.
+//!   is accepted (but for the stamp of a [`SubmittedAtLayer`]), and no unsafe code is used.
 //!
 //! # Features
 //! | feature | adds |
