@@ -65,6 +65,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -77,7 +78,7 @@ use tower_service::Service;
 
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
 use self::{jitter::Jitter, protocol::Caller};
-use crate::{BoxError, Overloaded, Reason, sync::Arc};
+use crate::{BoxError, Overloaded, Reason};
 
 /// Answers [`Overloaded`] as the protocol expects. See the [module](self) for all of it.
 #[derive(Clone, Debug, Default)]
@@ -96,8 +97,8 @@ struct Settings {
     problem_json: bool,
     rate_limit: Option<RateLimitPolicy>,
     unavailable: bool,
-    respond: Option<std::sync::Arc<Respond>>,
-    on_error: Option<std::sync::Arc<OnError>>,
+    respond: Option<Arc<Respond>>,
+    on_error: Option<Arc<OnError>>,
     #[cfg(feature = "ws")]
     closing: Arc<websocket::Closing>,
 }
@@ -204,7 +205,7 @@ impl OverloadResponseLayer {
     where
         F: Fn(&Refusal<'_>) -> Option<Response<Bytes>> + Send + Sync + 'static,
     {
-        self.set(|settings| settings.respond = Some(std::sync::Arc::new(respond)))
+        self.set(|settings| settings.respond = Some(Arc::new(respond)))
     }
 
     /// Answers errors that are no refusals, whatever the protocol. Unless set, they are logged and
@@ -213,7 +214,7 @@ impl OverloadResponseLayer {
     where
         F: Fn(BoxError) -> Response<Bytes> + Send + Sync + 'static,
     {
-        self.set(|settings| settings.on_error = Some(std::sync::Arc::new(on_error)))
+        self.set(|settings| settings.on_error = Some(Arc::new(on_error)))
     }
 }
 

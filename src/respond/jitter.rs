@@ -2,10 +2,9 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
-
-use crate::sync::{AtomicU64, Ordering::Relaxed};
 
 /// SplitMix64, shared by all threads. What it is for needs no better.
 #[derive(Debug)]

@@ -3,7 +3,15 @@
 //! A script in a browser learns of a handshake that fails only that it failed (1006). Of a socket that is
 //! closed it learns the code and the reason.
 
-use std::{future::poll_fn, pin::Pin, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -20,7 +28,6 @@ use hyper::{
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{Answer, encode::base64};
-use crate::sync::{Arc, AtomicUsize, Ordering::Relaxed};
 
 /// At most so many sockets are being closed at once, each for so long, and so much is read of each.
 const MOST_SOCKETS: usize = 1024;
