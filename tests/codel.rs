@@ -437,6 +437,10 @@ fn nonsense_is_refused_with_a_clear_text() {
         "interval must be at least the target",
     );
     check(config().interval(MS), "interval must be at least");
+    check(
+        config().target(10 * MS).interval(50 * MS),
+        "and at least 100 ms",
+    );
     check(config().min_concurrency(0), "1 ≤ min_concurrency (0)");
     check(config().max_concurrency(0), "≤ max_concurrency (0)");
     check(
