@@ -74,6 +74,7 @@ impl Setup {
             layers(wfq, codel)
         });
         world.patience = self.patience;
+        world.timers = true;
         world.tenants.clone_from(&self.tenants);
         Run {
             setup: self.clone(),

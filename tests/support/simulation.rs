@@ -248,6 +248,8 @@ pub struct World<S> {
     pub patience: Duration,
     /// How much of the load is whose.
     pub tenants: Vec<f64>,
+    /// Whether there are layers with timers, which have to be looked after.
+    pub timers: bool,
     service: S,
     inside: Rc<RefCell<Inside>>,
     clients: Vec<Client<S>>,
@@ -296,6 +298,7 @@ impl<S: Stack> World<S> {
             server,
             patience: Duration::MAX,
             tenants: vec![1.0],
+            timers: false,
             service,
             inside,
             clients: Vec::new(),
@@ -362,7 +365,7 @@ impl<S: Stack> World<S> {
         // The clock moves at the first poll; after that it would let other tasks run, and there are none.
         let _ = advance.poll(&mut Context::from_waker(Waker::noop()));
         // tokio's timers are good to a millisecond.
-        if at - self.timers_at >= 1_000_000 {
+        if self.timers && at - self.timers_at >= 1_000_000 {
             self.timers_at = at;
             self.runtime.block_on(tokio::task::yield_now());
             self.poll_woken();
