@@ -122,9 +122,14 @@ use crate::{
 /// `E` finds a request's tenant. `H` says how long a request takes service: until its response (the default) or,
 /// after [`hold_until_body_end`](Self::hold_until_body_end), until the end of its body.
 pub struct WfqLayer<E = FromExtension, H = UntilResponse<Running>> {
-    gate: Arc<FairGate>,
-    extract: Arc<E>,
+    fair: Arc<Fair<E>>,
     hold: PhantomData<fn() -> H>,
+}
+
+/// What all clones share, behind one pointer: servers clone a service for each request.
+struct Fair<E> {
+    gate: Arc<FairGate>,
+    extract: E,
 }
 
 impl<E> WfqLayer<E> {
@@ -141,46 +146,45 @@ impl<E> WfqLayer<E> {
         gate.bounds.set_max_wait(config.max_wait);
         gate.set_max_waiting_per_tenant(config.max_waiting_per_tenant);
         gate.set_max_in_flight_per_tenant(config.max_in_flight_per_tenant);
-        Self {
-            gate: Arc::new(gate),
-            extract: Arc::new(extract),
-            hold: PhantomData,
-        }
+        Self::with(Arc::new(gate), extract)
     }
 }
 
 impl<E, H> WfqLayer<E, H> {
+    fn with(gate: Arc<FairGate>, extract: E) -> Self {
+        Self {
+            fair: Arc::new(Fair { gate, extract }),
+            hold: PhantomData,
+        }
+    }
+
     /// What requests cost, where that is not only a matter of how long they take: `cost` is a
     /// `Fn(&Request) -> NonZeroU32`. One of cost 2 counts for as much as two that take as long.
     pub fn cost<C>(self, cost: C) -> WfqLayer<WithCost<E, C>, H> {
-        let extract = self.extract;
-        WfqLayer {
-            gate: self.gate,
-            extract: Arc::new(WithCost { extract, cost }),
-            hold: PhantomData,
-        }
+        let gate = Arc::clone(&self.fair.gate);
+        let fair = self.fair;
+        WfqLayer::with(gate, WithCost { fair, cost })
     }
 
     /// Counts an HTTP request's service until its response's body ends, fails or is dropped: for responses that
     /// stream, where the limit inside holds on to its permit as long. See [`hold`](crate::hold).
     pub fn hold_until_body_end(self) -> WfqLayer<E, UntilBodyEnd<Running>> {
         WfqLayer {
-            gate: self.gate,
-            extract: self.extract,
+            fair: self.fair,
             hold: PhantomData,
         }
     }
 
     /// A name of its own, for [`Overloaded::layer`](crate::Overloaded::layer). The first name given stays.
     pub fn name(self, name: &'static str) -> Self {
-        self.gate.bounds.set_name(name);
+        self.fair.gate.bounds.set_name(name);
         self
     }
 
     /// A handle on this queue.
     pub fn handle(&self) -> Handle {
         Handle {
-            gate: Arc::clone(&self.gate),
+            gate: Arc::clone(&self.fair.gate),
         }
     }
 }
@@ -191,7 +195,7 @@ impl<S, E, H> Layer<S> for WfqLayer<E, H> {
     fn layer(&self, inner: S) -> Wfq<S, E, H> {
         Wfq {
             inner,
-            fair: self.clone(),
+            layer: self.clone(),
         }
     }
 }
@@ -199,8 +203,7 @@ impl<S, E, H> Layer<S> for WfqLayer<E, H> {
 impl<E, H> Clone for WfqLayer<E, H> {
     fn clone(&self) -> Self {
         Self {
-            gate: Arc::clone(&self.gate),
-            extract: Arc::clone(&self.extract),
+            fair: Arc::clone(&self.fair),
             hold: PhantomData,
         }
     }
@@ -208,7 +211,7 @@ impl<E, H> Clone for WfqLayer<E, H> {
 
 impl<E, H> fmt::Debug for WfqLayer<E, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WfqLayer").field(&self.gate).finish()
+        f.debug_tuple("WfqLayer").field(&self.fair.gate).finish()
     }
 }
 
@@ -216,7 +219,7 @@ impl<E, H> fmt::Debug for WfqLayer<E, H> {
 #[derive(Debug)]
 pub struct Wfq<S, E = FromExtension, H = UntilResponse<Running>> {
     inner: S,
-    fair: WfqLayer<E, H>,
+    layer: WfqLayer<E, H>,
 }
 
 impl<S, R, E, H> Service<R> for Wfq<S, E, H>
@@ -238,7 +241,7 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let WfqLayer { gate, extract, .. } = &self.fair;
+        let Fair { gate, extract } = &*self.layer.fair;
         let cost = extract.cost(&request);
         let mut arrived = gate.arrive(extract.tenant(&request).as_deref(), cost);
         let mut wakes = None;
@@ -280,7 +283,7 @@ impl<S: Clone, E, H> Clone for Wfq<S, E, H> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            fair: self.fair.clone(),
+            layer: self.layer.clone(),
         }
     }
 }

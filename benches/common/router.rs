@@ -21,7 +21,9 @@ impl Driven {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_time().build().expect("a runtime");
         let entered = runtime.enter();
-        let app = layers(Router::new().route("/", get(|| async {})));
+        let routes = Router::new().route("/", get(|| async {}));
+        // As axum's own server does it, so that layers are not applied anew for each request.
+        let app = layers(routes).with_state(());
         drop(entered);
         Self { runtime, app }
     }

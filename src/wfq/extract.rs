@@ -4,6 +4,7 @@ use std::{borrow::Cow, fmt, num::NonZeroU32};
 
 use http::{Extensions, HeaderMap, HeaderName, Method, Request, Uri};
 
+use super::Fair;
 use crate::sync::Arc;
 
 /// Finds out whose request it is, and what it costs.
@@ -166,9 +167,8 @@ impl<F> fmt::Debug for FromHead<F> {
 
 /// An extractor, and a function that says what a request costs. Made by
 /// [`WfqLayer::cost`](super::WfqLayer::cost).
-#[derive(Debug)]
 pub struct WithCost<E, C> {
-    pub(super) extract: Arc<E>,
+    pub(super) fair: Arc<Fair<E>>,
     pub(super) cost: C,
 }
 
@@ -178,10 +178,16 @@ where
     C: Fn(&R) -> NonZeroU32,
 {
     fn tenant<'a>(&self, request: &'a R) -> Option<Cow<'a, str>> {
-        self.extract.tenant(request)
+        self.fair.extract.tenant(request)
     }
 
     fn cost(&self, request: &R) -> NonZeroU32 {
         (self.cost)(request)
+    }
+}
+
+impl<E, C> fmt::Debug for WithCost<E, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WithCost").finish_non_exhaustive()
     }
 }
