@@ -42,6 +42,7 @@
 //! | a burst to wait, but no queue to stand | [`CoDelLayer`] between the queue and the limit |
 //! | to know when a request came | [`SubmittedAtLayer`] outside everything |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
+//! | to leave a service alone that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
 //! | refusals to be answered as the protocol has it: 503, RESOURCE_EXHAUSTED, WebSocket 1013 | [`OverloadResponseLayer`] outermost |
 //! | all of that in one line | [`edge()`](fn@edge) |
 //! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
@@ -108,6 +109,7 @@
 pub mod adaptive_concurrency;
 mod admission;
 mod algorithm;
+pub mod circuit_breaker;
 mod classify;
 mod clock;
 pub mod codel;
@@ -117,6 +119,7 @@ mod config_error;
 pub mod connection_limit;
 pub mod edge;
 pub mod hold;
+pub mod keyed_circuit_breaker;
 pub mod keyed_rate_limit;
 pub mod load_shed;
 mod overloaded;
@@ -130,6 +133,7 @@ pub mod wfq;
 
 pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Limit, Vegas};
 pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture};
+pub use circuit_breaker::{CircuitBreaker, CircuitBreakerConfig, CircuitBreakerLayer};
 pub use classify::{ByResult, ByStatus, Classify, Outcome};
 pub use clock::Clock;
 pub use codel::{CoDel, CoDelConfig, CoDelLayer};
@@ -139,6 +143,7 @@ pub use config_error::ConfigError;
 pub use connection_limit::ConnectionLimit;
 pub use edge::{Edge, edge};
 pub use hold::{Hold, UntilBodyEnd, UntilResponse};
+pub use keyed_circuit_breaker::{KeyedCircuitBreaker, KeyedCircuitBreakerLayer};
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};

@@ -64,6 +64,9 @@ pub enum Reason {
     /// The client has used up its own quota. It is the client that asks for too much, not the server
     /// that can do too little: HTTP 429 rather than 503.
     Quota,
+    /// The service has failed too often lately, and is left alone for a while: see
+    /// [`CircuitBreaker`](crate::CircuitBreaker).
+    CircuitOpen,
     /// The service under a [`LoadShed`](crate::LoadShed) was not ready, and it was no layer of
     /// this crate that held it up, so nothing more is known.
     NotReady,
@@ -127,6 +130,7 @@ impl Reason {
             Self::TooOld => "too_old",
             Self::ExceedsBurst => "exceeds_burst",
             Self::Quota => "quota",
+            Self::CircuitOpen => "circuit_open",
             Self::NotReady => "not_ready",
         }
     }
@@ -141,6 +145,7 @@ impl fmt::Display for Reason {
             Self::TooOld => "the request is too old",
             Self::ExceedsBurst => "it asks for more than the burst",
             Self::Quota => "the client's quota is used up",
+            Self::CircuitOpen => "the circuit is open",
             Self::NotReady => "the inner service is not ready",
         })
     }

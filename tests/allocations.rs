@@ -17,8 +17,9 @@ use http::{Request, Response};
 use support::{finish, poll, poll_ready};
 use tower::{Layer, Service, service_fn};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
-    LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, SubmittedAtLayer, WfqConfig, WfqLayer,
+    AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
+    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
+    RateLimitLayer, SubmittedAt, SubmittedAtLayer, WfqConfig, WfqLayer,
 };
 
 #[derive(Clone)]
@@ -74,6 +75,10 @@ fn an_accepted_request_allocates_nothing() {
             .global(rate())
             .layer(Answers),
     );
+    check(CircuitBreakerLayer::default().layer(Answers));
+    let by_share = CircuitBreakerConfig::default().failure_rate(0.5, Duration::from_secs(10), 10);
+    check(CircuitBreakerLayer::new(by_share).layer(Answers));
+    check(KeyedCircuitBreakerLayer::new(CircuitBreakerConfig::default(), by_key).layer(Answers));
     let fair = WfqLayer::new(WfqConfig::default(), tenant);
     check(fair.layer(ConcurrencyLimitLayer::new(1).layer(Answers)));
     check(codel(CoDelConfig::default()).layer(Answers));
@@ -163,6 +168,9 @@ fn a_refused_request_allocates_its_error_and_nothing_else() {
     let limit = KeyedRateLimitLayer::new(Rate::per_hour(1), |request: &u32| Some(*request));
     limit.handle().try_acquire(&7u32).unwrap();
     check(limit.layer(Answers));
+    let breaker = CircuitBreakerLayer::default();
+    breaker.handle().force_open();
+    check(breaker.layer(Answers));
     let limit = ConcurrencyLimitLayer::new(1);
     let _busy = limit.handle().try_acquire().unwrap();
     let fair = WfqLayer::new(WfqConfig::default().max_waiting(0), tenant);

@@ -17,10 +17,34 @@ pub(crate) const SHORTEST_RETRY_AFTER: Duration = Duration::from_nanos(1);
 
 const NO_BOUND: u64 = u64::MAX;
 
+/// What a layer is called in its refusals: its kind, unless it is given a name of its own.
+#[derive(Debug)]
+pub(crate) struct Name {
+    kind: &'static str,
+    own: OnceLock<&'static str>,
+}
+
+impl Name {
+    pub(crate) fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            own: OnceLock::new(),
+        }
+    }
+
+    /// The first name that is given stays.
+    pub(crate) fn set(&self, name: &'static str) {
+        let _ = self.own.set(name);
+    }
+
+    pub(crate) fn get(&self) -> &'static str {
+        self.own.get().unwrap_or(&self.kind)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Bounds {
-    kind: &'static str,
-    name: OnceLock<&'static str>,
+    name: Name,
     max_waiting: AtomicUsize,
     /// In nanoseconds; [`NO_BOUND`] is none.
     max_wait: AtomicU64,
@@ -61,8 +85,7 @@ impl Bounds {
     /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
     pub(crate) fn new(kind: &'static str) -> Self {
         Self {
-            kind,
-            name: OnceLock::new(),
+            name: Name::new(kind),
             max_waiting: AtomicUsize::new(DEFAULT_MAX_WAITING),
             max_wait: AtomicU64::new(NO_BOUND),
             at_limit: AtomicU64::new(0),
@@ -75,11 +98,11 @@ impl Bounds {
 
     /// The first name that is given stays.
     pub(crate) fn set_name(&self, name: &'static str) {
-        let _ = self.name.set(name);
+        self.name.set(name);
     }
 
     pub(crate) fn name(&self) -> &'static str {
-        self.name.get().unwrap_or(&self.kind)
+        self.name.get()
     }
 
     /// Applies to callers that come from now on; nobody who waits is sent away.

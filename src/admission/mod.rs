@@ -9,16 +9,20 @@
 //! Bucket ── tokens: the same, but that time brings them
 //!   │
 //! Permit ── one admitted request; dropping it lets the next one in
+//!
+//! Circuit ─ whether the service is left alone; Pass: a request that says how it went
 //! ```
 //!
-//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key, and
-//! `fair_gate.rs` whose turn it is among tenants; `fingerprint.rs` is what keys and tenants are known by.
+//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key, `circuits.rs` a circuit
+//! for each, and `fair_gate.rs` whose turn it is among tenants; `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
 //! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
 
 pub(crate) mod age_gate;
 pub(crate) mod bounds;
 pub(crate) mod bucket;
+pub(crate) mod circuit;
+pub(crate) mod circuits;
 pub(crate) mod claim;
 pub(crate) mod fair_gate;
 pub(crate) mod fingerprint;

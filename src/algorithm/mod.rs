@@ -1,8 +1,10 @@
 //! The maths, pure: no clock, lock, task, random source or logging. Time comes in as an argument.
 
 pub(crate) mod aimd;
+pub(crate) mod breaker;
 pub(crate) mod codel;
 pub(crate) mod drain_rate;
+pub(crate) mod failure_window;
 pub(crate) mod fair_queue;
 pub(crate) mod gradient2;
 pub(crate) mod heap;

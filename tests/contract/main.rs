@@ -20,8 +20,9 @@ use std::time::Duration;
 use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
-    LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
+    AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
+    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
+    RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
 };
 
 /// What a layer makes of a second request while one is in flight.
@@ -183,6 +184,22 @@ contract! {
         .layer(CoDelLayer::new(CoDelConfig::default()).submitted_at(|_: &u32| None))
         .layer(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1))
         .layer(LoadShedLayer::new());
+    circuit_breaker: IsServed, CircuitBreakerLayer::new(CircuitBreakerConfig::default());
+    circuit_breaker_by_share: IsServed, CircuitBreakerLayer::new(
+        CircuitBreakerConfig::default().failure_rate(0.5, Duration::from_secs(10), 10));
+    circuit_breaker_over_concurrency_limit: Waits, ServiceBuilder::new()
+        .layer(CircuitBreakerLayer::default())
+        .layer(ConcurrencyLimitLayer::new(1));
+    load_shed_over_circuit_breaker_over_concurrency_limit: IsRefused, ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(CircuitBreakerLayer::default())
+        .layer(ConcurrencyLimitLayer::new(1));
+    wfq_over_circuit_breaker_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(CircuitBreakerLayer::default())
+        .layer(ConcurrencyLimitLayer::new(1));
+    keyed_circuit_breaker: IsServed, KeyedCircuitBreakerLayer::new(
+        CircuitBreakerConfig::default(), |request: &u32| Some(*request));
     concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(100))
         .layer(LoadShedLayer::new())

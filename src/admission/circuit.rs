@@ -1,0 +1,411 @@
+//! The circuit of a [`CircuitBreaker`](crate::CircuitBreaker): its law, and what of it can be known without a
+//! lock.
+//!
+//! While the circuit is closed, a request loads one word when it comes and once more when it has
+//! succeeded. While it is open, a request loads that word and the time until which it is. Only a failure,
+//! a probe, and the first success after a failure take the lock. All that changes the word holds it, so the
+//! word says what the law says.
+//!
+//! Where it is the share of failures that opens the circuit, successes are counted, not timed: only a
+//! failure can open it, and when one comes, the successes before it are spread over the time since the last.
+
+use std::{fmt, time::Duration};
+
+use super::bounds::{Name, SHORTEST_RETRY_AFTER};
+use crate::{
+    Clock, Outcome, Overloaded, Reason,
+    algorithm::breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip},
+    sync::{
+        Arc, AtomicU64, Mutex,
+        Ordering::{Acquire, Relaxed, Release},
+        lock,
+    },
+};
+
+/// The circuit is closed.
+const CLOSED: u64 = 1;
+/// A success changes nothing: no failure came since the last.
+const CLEAN: u64 = 2;
+/// The circuit is open.
+const OPEN: u64 = 4;
+const GENERATION: u32 = 3;
+
+pub(crate) struct Circuit {
+    /// What the law says: its generation, and the bits above.
+    word: AtomicU64,
+    /// Until when the circuit is open. Written before the word that says so.
+    until: AtomicU64,
+    /// Since the law was last told, where the share of failures counts.
+    successes: AtomicU64,
+    counts_successes: bool,
+    cooldown: u64,
+    law: Mutex<Law>,
+    rejected: AtomicU64,
+    clock: Clock,
+    pub(crate) name: Name,
+}
+
+struct Law {
+    common: Common,
+    breaker: Breaker,
+    /// When it was last told of successes.
+    told_at: u64,
+}
+
+/// The state of a circuit breaker at one moment.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Whether requests pass. Where it says open and `retry_after` is zero, the next request probes.
+    pub state: State,
+    /// How many failures there were since the last success, while the circuit is closed.
+    pub failures_in_a_row: u32,
+    /// The share of requests in the window that failed, from 0 to 1, where that is what opens the circuit.
+    pub failure_rate: Option<f64>,
+    /// How long the circuit stays open yet; `None` if it is not open, or forced open.
+    pub retry_after: Option<Duration>,
+    /// How often it has opened, by hand or by itself, also from half-open.
+    pub opened: u64,
+    /// How often it has closed after that.
+    pub closed: u64,
+    /// How many requests were sent as probes.
+    pub probes: u64,
+    /// How many requests were refused.
+    pub rejected: u64,
+}
+
+impl Circuit {
+    pub(crate) fn new(settings: Settings, clock: Clock) -> Self {
+        let circuit = Self {
+            word: AtomicU64::new(0),
+            until: AtomicU64::new(0),
+            successes: AtomicU64::new(0),
+            counts_successes: matches!(settings.trip, Trip::Share { .. }),
+            cooldown: settings.cooldown,
+            law: Mutex::new(Law {
+                common: Common::new(settings),
+                breaker: Breaker::new(0),
+                told_at: clock.nanos(),
+            }),
+            rejected: AtomicU64::new(0),
+            clock,
+            name: Name::new("circuit_breaker"),
+        };
+        circuit.publish(&lock(&circuit.law).breaker);
+        circuit
+    }
+
+    /// Lets a request through, as one of this generation, or refuses it.
+    #[inline]
+    fn enter(&self) -> Result<u64, Box<Overloaded>> {
+        let word = self.word.load(Acquire);
+        if word & CLOSED != 0 {
+            return Ok(word >> GENERATION);
+        }
+        self.enter_slow(word)
+    }
+
+    #[cold]
+    fn enter_slow(&self, word: u64) -> Result<u64, Box<Overloaded>> {
+        let now = self.clock.nanos();
+        let until = self.until.load(Relaxed);
+        if word & OPEN != 0 && now < until {
+            // If it is of a later word, the circuit has opened again.
+            return Err(self.refuse((until - now).min(self.cooldown)));
+        }
+        match self.change(|law| law.breaker.enter(&mut law.common, now)) {
+            Entered::Passes(generation) => Ok(generation),
+            Entered::Refused(after) => Err(self.refuse(after)),
+        }
+    }
+
+    fn refuse(&self, after: u64) -> Box<Overloaded> {
+        self.rejected.fetch_add(1, Relaxed);
+        let after = Duration::from_nanos(after).max(SHORTEST_RETRY_AFTER);
+        Box::new(Overloaded::new(self.name.get(), Reason::CircuitOpen, after))
+    }
+
+    /// A request of that generation has ended.
+    #[inline]
+    fn end(&self, generation: u64, ended: Ended) {
+        let word = self.word.load(Relaxed);
+        let changes_nothing = match ended {
+            Ended::Success => word == generation << GENERATION | CLOSED | CLEAN,
+            Ended::Unknown => word & CLOSED != 0,
+            Ended::Failure => false,
+        };
+        if !changes_nothing {
+            self.end_slow(generation, ended);
+        } else if self.counts_successes && ended == Ended::Success {
+            self.successes.fetch_add(1, Relaxed);
+        }
+    }
+
+    #[cold]
+    fn end_slow(&self, generation: u64, ended: Ended) {
+        let now = self.clock.nanos();
+        self.change(|law| {
+            self.tell_successes(law, now);
+            law.breaker.end(&mut law.common, now, generation, ended);
+        });
+    }
+
+    fn tell_successes(&self, law: &mut Law, now: u64) {
+        let successes = self.successes.swap(0, Relaxed);
+        let from = std::mem::replace(&mut law.told_at, now);
+        law.breaker
+            .count_successes(&law.common, from, now, successes);
+    }
+
+    /// Closes the circuit, and forgets the failures before.
+    pub(crate) fn reset(&self) {
+        let now = self.clock.nanos();
+        self.change(|law| {
+            self.tell_successes(law, now);
+            law.breaker.reset(&mut law.common, now);
+        });
+    }
+
+    /// Opens the circuit until it is reset.
+    pub(crate) fn force_open(&self) {
+        let now = self.clock.nanos();
+        self.change(|law| law.breaker.force_open(&mut law.common, now));
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Law) -> T) -> T {
+        let mut law = lock(&self.law);
+        let before = law.breaker.state();
+        let changed = change(&mut law);
+        let after = law.breaker.state();
+        self.publish(&law.breaker);
+        drop(law);
+        log(self.name.get(), before, after);
+        changed
+    }
+
+    fn publish(&self, breaker: &Breaker) {
+        let clean = self.counts_successes || breaker.streak() == 0;
+        let bits = match breaker.state() {
+            State::Closed if clean => CLOSED | CLEAN,
+            State::Closed => CLOSED,
+            State::HalfOpen => 0,
+            State::Open => OPEN,
+        };
+        if let Some(until) = breaker.refuses_until() {
+            self.until.store(until, Relaxed);
+        }
+        let word = breaker.since() << GENERATION | bits;
+        self.word.store(word, Release);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let now = self.clock.nanos();
+        let mut law = lock(&self.law);
+        self.tell_successes(&mut law, now);
+        let Law {
+            common, breaker, ..
+        } = &mut *law;
+        let counts = breaker.counts(now);
+        let until = breaker.refuses_until().filter(|until| *until != u64::MAX);
+        Snapshot {
+            state: breaker.state(),
+            failures_in_a_row: breaker.streak(),
+            failure_rate: counts.map(|(calls, failures)| match calls > 0.0 {
+                true => failures / calls,
+                false => 0.0,
+            }),
+            retry_after: until.map(|until| Duration::from_nanos(until.saturating_sub(now))),
+            opened: common.opened,
+            closed: common.closed,
+            probes: common.probes,
+            rejected: self.rejected.load(Relaxed),
+        }
+    }
+}
+
+/// One line for each change.
+pub(super) fn log(layer: &'static str, before: State, after: State) {
+    match (before, after) {
+        _ if before == after => {}
+        (_, State::Open) => tracing::warn!(layer, "circuit opened"),
+        (_, State::HalfOpen) => tracing::info!(layer, "circuit half-open: a request probes"),
+        (_, State::Closed) => tracing::info!(layer, "circuit closed"),
+    }
+}
+
+impl fmt::Debug for Circuit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Circuit")
+            .field("name", &self.name.get())
+            .field("state", &lock(&self.law).breaker.state())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request that was let through and has to report how it ended. If it is dropped before that, it was
+/// cancelled, which says nothing; or something panicked, which is a failure.
+#[allow(
+    unnameable_types,
+    reason = "it is held, and nothing else can be done with it"
+)]
+pub struct Pass {
+    circuit: Arc<Circuit>,
+    /// Until it has reported.
+    generation: Option<u64>,
+}
+
+impl Pass {
+    /// Lets a request through, or refuses it.
+    #[inline]
+    pub(crate) fn enter(circuit: &Arc<Circuit>) -> Result<Self, Box<Overloaded>> {
+        let generation = circuit.enter()?;
+        Ok(Self {
+            circuit: Arc::clone(circuit),
+            generation: Some(generation),
+        })
+    }
+
+    #[inline]
+    fn end(&mut self, ended: Ended) {
+        if let Some(generation) = self.generation.take() {
+            self.circuit.end(generation, ended);
+        }
+    }
+}
+
+impl Reports for Pass {
+    #[inline]
+    fn report(mut self, outcome: Outcome) {
+        self.end(of(outcome));
+    }
+}
+
+impl Drop for Pass {
+    #[inline]
+    fn drop(&mut self) {
+        self.end(unfinished());
+    }
+}
+
+/// What a request that was let through holds until it has ended.
+#[allow(unnameable_types, reason = "as what implements it")]
+pub trait Reports: Send + Sized + 'static {
+    /// It has ended like this.
+    fn report(self, outcome: Outcome);
+}
+
+pub(super) fn of(outcome: Outcome) -> Ended {
+    match outcome {
+        Outcome::Success => Ended::Success,
+        Outcome::Failure => Ended::Failure,
+        Outcome::Ignored => Ended::Unknown,
+    }
+}
+
+/// What it says of a request that it is dropped before it has ended.
+pub(super) fn unfinished() -> Ended {
+    match std::thread::panicking() {
+        true => Ended::Failure,
+        false => Ended::Unknown,
+    }
+}
+
+#[cfg(all(test, backpressure_loom))]
+mod models {
+    use loom::thread;
+
+    use super::*;
+    use crate::admission::model::check;
+
+    /// Opens at the second failure, for no time; one success closes it.
+    fn circuit() -> Arc<Circuit> {
+        let settings = Settings {
+            trip: Trip::InARow(2),
+            cooldown: 0,
+            successes: 1,
+            lease: 1,
+        };
+        Arc::new(Circuit::new(settings, Clock::stopped()))
+    }
+
+    fn end(pass: Pass, outcome: Outcome) {
+        Reports::report(pass, outcome);
+    }
+
+    fn fail(circuit: &Arc<Circuit>) {
+        if let Ok(pass) = Pass::enter(circuit) {
+            end(pass, Outcome::Failure);
+        }
+    }
+
+    #[test]
+    fn exactly_one_probes() {
+        check(3, || {
+            let circuit = circuit();
+            fail(&circuit);
+            fail(&circuit);
+            let other = circuit.clone();
+            let thread = thread::spawn(move || Pass::enter(&other).ok());
+            let mine = Pass::enter(&circuit).ok();
+            let its = thread.join().unwrap();
+            assert!(mine.is_some() != its.is_some());
+            assert_eq!(circuit.snapshot().probes, 1);
+        });
+    }
+
+    #[test]
+    fn a_probe_that_is_dropped_lets_the_next_one_probe() {
+        check(3, || {
+            let circuit = circuit();
+            fail(&circuit);
+            fail(&circuit);
+            let probe = Pass::enter(&circuit).ok().expect("it probes");
+            let other = circuit.clone();
+            let thread = thread::spawn(move || drop(probe));
+            let second = Pass::enter(&other).ok(); // before or after
+            thread.join().unwrap();
+            drop(second);
+            end(
+                Pass::enter(&circuit).ok().expect("the slot is free"),
+                Outcome::Success,
+            );
+            assert_eq!(circuit.snapshot().state, State::Closed);
+        });
+    }
+
+    #[test]
+    fn failures_on_two_threads_open_it_and_what_was_sent_before_does_not_close_it() {
+        check(3, || {
+            let circuit = circuit();
+            let old = Pass::enter(&circuit).ok().expect("closed");
+            let other = circuit.clone();
+            let thread = thread::spawn(move || fail(&other));
+            fail(&circuit);
+            thread.join().unwrap();
+            assert_eq!(circuit.snapshot().state, State::Open);
+            end(old, Outcome::Success);
+            assert_eq!(circuit.snapshot().state, State::Open);
+        });
+    }
+
+    #[test]
+    fn a_success_is_before_or_after_a_failure() {
+        check(3, || {
+            let circuit = circuit();
+            let success = Pass::enter(&circuit).ok().expect("closed");
+            let other = circuit.clone();
+            let thread = thread::spawn(move || fail(&other));
+            end(success, Outcome::Success);
+            thread.join().unwrap();
+            let snapshot = circuit.snapshot();
+            assert_eq!(snapshot.state, State::Closed);
+            assert!(snapshot.failures_in_a_row <= 1);
+            // And a success after it is not lost.
+            end(
+                Pass::enter(&circuit).ok().expect("closed"),
+                Outcome::Success,
+            );
+            assert_eq!(circuit.snapshot().failures_in_a_row, 0);
+        });
+    }
+}
