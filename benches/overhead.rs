@@ -97,6 +97,38 @@ fn codel(c: &mut Criterion) {
     group.finish();
 }
 
+/// A circuit that is closed, with a service that works.
+fn breaker_closed(c: &mut Criterion) {
+    let mut group = c.benchmark_group("breaker_closed");
+    let mut ours = tower_backpressure::CircuitBreakerLayer::default().layer(Ready);
+    group.bench_function("tower-backpressure", |b| b.iter(|| drive(&mut ours)));
+    let config = tower_backpressure::CircuitBreakerConfig::default();
+    let config = config.failure_rate(0.5, std::time::Duration::from_secs(10), 20);
+    let mut ours = tower_backpressure::CircuitBreakerLayer::new(config).layer(Ready);
+    group.bench_function("tower-backpressure-by-share", |b| {
+        b.iter(|| drive(&mut ours))
+    });
+    let config = tower_backpressure::CircuitBreakerConfig::default();
+    let key = |request: &u64| Some(*request);
+    let mut ours = tower_backpressure::KeyedCircuitBreakerLayer::new(config, key).layer(Ready);
+    group.bench_function("tower-backpressure-keyed", |b| b.iter(|| drive(&mut ours)));
+    let mut towers = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+    group.bench_function("tower", |b| b.iter(|| drive(&mut towers)));
+    group.finish();
+}
+
+/// A refusal by a circuit that is open.
+fn breaker_open(c: &mut Criterion) {
+    let mut group = c.benchmark_group("breaker_open");
+    let layer = tower_backpressure::CircuitBreakerLayer::default();
+    layer.handle().force_open();
+    let mut ours = layer.layer(Ready);
+    group.bench_function("tower-backpressure", |b| b.iter(|| drive(&mut ours)));
+    let mut towers = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
+    group.bench_function("tower", |b| b.iter(|| drive(&mut towers)));
+    group.finish();
+}
+
 /// The accept path. governor is checked directly, without a service around it; `direct` is the same
 /// here. All three read tokio's clock, which in this build can be paused and so costs more than in a
 /// server.
@@ -196,6 +228,8 @@ criterion_group!(
     load_shed_reject_cloned,
     adaptive,
     codel,
+    breaker_closed,
+    breaker_open,
     rate_limit,
     rate_limit_shared,
     rate_limit_keyed,
