@@ -36,6 +36,7 @@
 //! | --- | --- |
 //! | at most so many requests at once | [`ConcurrencyLimitLayer`] |
 //! | the same, but you do not know how many | [`AdaptiveConcurrencyLayer`] |
+//! | at most so many at once for each key, first come, first served | [`KeyedConcurrencyLimitLayer`] |
 //! | at most so many requests in a time | [`RateLimitLayer`] |
 //! | a rate for each client | [`KeyedRateLimitLayer`] |
 //! | each tenant to get its share, whatever others ask for | [`WfqLayer`] outside the limit |
@@ -120,6 +121,7 @@ pub mod connection_limit;
 pub mod edge;
 pub mod hold;
 pub mod keyed_circuit_breaker;
+pub mod keyed_concurrency_limit;
 pub mod keyed_rate_limit;
 pub mod load_shed;
 mod overloaded;
@@ -144,6 +146,7 @@ pub use connection_limit::ConnectionLimit;
 pub use edge::{Edge, edge};
 pub use hold::{Hold, UntilBodyEnd, UntilResponse};
 pub use keyed_circuit_breaker::{KeyedCircuitBreaker, KeyedCircuitBreakerLayer};
+pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLayer};
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};

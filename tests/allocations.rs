@@ -18,8 +18,9 @@ use support::{finish, poll, poll_ready};
 use tower::{Layer, Service, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
-    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
-    RateLimitLayer, SubmittedAt, SubmittedAtLayer, WfqConfig, WfqLayer,
+    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
+    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, SubmittedAtLayer,
+    WfqConfig, WfqLayer,
 };
 
 #[derive(Clone)]
@@ -75,6 +76,7 @@ fn an_accepted_request_allocates_nothing() {
             .global(rate())
             .layer(Answers),
     );
+    check(KeyedConcurrencyLimitLayer::new(1, by_key).layer(Answers));
     check(CircuitBreakerLayer::default().layer(Answers));
     let by_share = CircuitBreakerConfig::default().failure_rate(0.5, Duration::from_secs(10), 10);
     check(CircuitBreakerLayer::new(by_share).layer(Answers));
@@ -167,6 +169,12 @@ fn a_refused_request_allocates_its_error_and_nothing_else() {
     check(LoadShedLayer::new().layer(limit.layer(Answers)));
     let limit = KeyedRateLimitLayer::new(Rate::per_hour(1), |request: &u32| Some(*request));
     limit.handle().try_acquire(&7u32).unwrap();
+    check(limit.layer(Answers));
+    let limit = KeyedConcurrencyLimitLayer::new(1, |request: &u32| Some(*request)).max_waiting(0);
+    let mut busy = limit.layer(service_fn(|_: u32| {
+        std::future::pending::<Result<(), Infallible>>()
+    }));
+    let _busy = busy.call(7);
     check(limit.layer(Answers));
     let breaker = CircuitBreakerLayer::default();
     breaker.handle().force_open();

@@ -13,8 +13,8 @@
 //! Circuit ─ whether the service is left alone; Pass: a request that says how it went
 //! ```
 //!
-//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key, `circuits.rs` a circuit
-//! for each, and `fair_gate.rs` whose turn it is among tenants; `fingerprint.rs` is what keys and tenants are known by.
+//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key, `keyed_gates.rs` a
+//! gate and `circuits.rs` a circuit for each, and `fair_gate.rs` whose turn it is among tenants; `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
 //! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
 
@@ -29,6 +29,7 @@ pub(crate) mod fingerprint;
 pub(crate) mod gate;
 pub(crate) mod governor;
 pub(crate) mod keyed_buckets;
+pub(crate) mod keyed_gates;
 #[cfg(all(test, backpressure_loom))]
 mod model;
 pub(crate) mod permit;

@@ -21,8 +21,8 @@ use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
-    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedRateLimitLayer, LoadShedLayer, Rate,
-    RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
+    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
+    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
 };
 
 /// What a layer makes of a second request while one is in flight.
@@ -200,6 +200,16 @@ contract! {
         .layer(ConcurrencyLimitLayer::new(1));
     keyed_circuit_breaker: IsServed, KeyedCircuitBreakerLayer::new(
         CircuitBreakerConfig::default(), |request: &u32| Some(*request));
+    keyed_concurrency_limit: WaitsInCall, KeyedConcurrencyLimitLayer::new(1, key);
+    keyed_concurrency_limit_with_max_wait: WaitsInCall,
+        KeyedConcurrencyLimitLayer::new(1, key).max_wait(Duration::from_secs(3600));
+    keyed_concurrency_limit_without_queue: IsRefused,
+        KeyedConcurrencyLimitLayer::new(1, key).max_waiting(0);
+    keyed_concurrency_limit_without_queue_per_key: IsRefused,
+        KeyedConcurrencyLimitLayer::new(1, key).max_waiting_per_key(0);
+    keyed_concurrency_limit_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(KeyedConcurrencyLimitLayer::new(2, key))
+        .layer(ConcurrencyLimitLayer::new(1));
     concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(100))
         .layer(LoadShedLayer::new())
@@ -210,6 +220,10 @@ contract! {
 fn codel() -> CoDelLayer<fn(&u32) -> Option<SubmittedAt>> {
     let config = CoDelConfig::default().min_concurrency(1).max_concurrency(1);
     CoDelLayer::new(config).submitted_at(|_: &u32| None)
+}
+
+fn key(request: &u32) -> Option<u32> {
+    Some(*request)
 }
 
 fn tenant(request: &u32) -> Option<String> {

@@ -1,0 +1,315 @@
+//! So many requests in flight for each key, and the others of that key wait in the order in which they came.
+//!
+//! ```
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_backpressure::{BoxError, KeyedConcurrencyLimitLayer};
+//!
+//! struct Job { action: &'static str }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! let limit = KeyedConcurrencyLimitLayer::new(2, |job: &Job| Some(job.action)) // two of each at once,
+//!     .limit_of("db.migrate", 1); // but for this
+//! let handle = limit.handle();
+//! let mut executor = ServiceBuilder::new()
+//!     .layer(limit)
+//!     .service(service_fn(|job: Job| async move { Ok::<_, BoxError>(job.action.len()) }));
+//!
+//! let job = Job { action: "core.http.get" };
+//! assert_eq!(executor.ready().await?.call(job).await?, 13);
+//! assert_eq!(handle.snapshot().totals.completed, 1);
+//! assert!(handle.key("core.http.get").is_none()); // nobody uses it now, so it costs nothing
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # When to use it
+//! Where things of one kind must not run beside each other, or not too many: jobs of one action, requests of
+//! one user, calls to one shard. It does not limit what all keys do together, for which there is
+//! [`ConcurrencyLimitLayer`](crate::ConcurrencyLimitLayer) inside; and where tenants share one capacity,
+//! [`WfqLayer`](crate::WfqLayer) is what divides it.
+//!
+//! # Behaviour
+//! The key is whatever a function makes of the request: anything that can be hashed. Requests without one
+//! (`None`) share a key. Keys do not wait for each other.
+//!
+//! Within a key it is strictly first come, first served: a request that is let in when another is over is
+//! the one that has waited longest, and no newcomer passes those who wait. A request comes when its
+//! response future is first polled. The layer itself is always ready, and its inner service
+//! is polled in the response future, after the request has been let in: so a
+//! [`LoadShedLayer`](crate::LoadShedLayer) outside sheds nothing, and
+//! [`max_waiting(0)`](KeyedConcurrencyLimitLayer::max_waiting) has the same effect.
+//!
+//! **Memory is bounded.** At most [`max_waiting`](KeyedConcurrencyLimitLayer::max_waiting) (10 000)
+//! requests wait, of one key or of all together. A key that nobody uses costs nothing, unless it was given
+//! a limit of its own.
+//!
+//! # Errors
+//! [`Overloaded`](crate::Overloaded) with [`Reason::QueueFull`](crate::Reason::QueueFull), or with
+//! [`Reason::WaitTimeout`](crate::Reason::WaitTimeout) after
+//! [`max_wait`](KeyedConcurrencyLimitLayer::max_wait). `retry_after` is the time that it takes to work
+//! off those of the key who wait, at the rate at which they were served lately; 1 s where that is not known.
+//! Errors of the inner service are passed on.
+//!
+//! # Cancellation
+//! A request may be dropped at any time: it leaves the queue, or lets the next one in.
+//!
+//! # Cloning
+//! One layer value is one set of queues, however often [`Layer::layer`] is called and the services are
+//! cloned.
+
+mod response;
+
+use std::{
+    fmt,
+    hash::Hash,
+    marker::PhantomData,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tower_layer::Layer;
+use tower_service::Service;
+
+pub use self::response::KeyedLimitResponseFuture;
+pub use crate::admission::keyed_gates::{KeySnapshot, Snapshot, Totals};
+use crate::{
+    BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
+    admission::{
+        keyed_gates::{KeyedGates, Place, Serving},
+        shed,
+    },
+    sync::Arc,
+};
+
+/// So many requests in flight for each key. See the [module](self) for all of it.
+///
+/// `K` finds a request's key. `H` says how long a request counts as in flight.
+pub struct KeyedConcurrencyLimitLayer<K, H = UntilResponse<Serving>> {
+    gates: Arc<KeyedGates>,
+    key: Arc<K>,
+    hold: PhantomData<fn() -> H>,
+}
+
+impl<K> KeyedConcurrencyLimitLayer<K> {
+    /// At most `limit` requests in flight for each key, where `key` is a `Fn(&Request) -> Option<impl Hash>`.
+    ///
+    /// Write the type of its argument out (`|request: &Request<Body>| …`), or the compiler does not
+    /// find it.
+    ///
+    /// # Panics
+    /// If `limit` is 0.
+    pub fn new(limit: usize, key: K) -> Self {
+        let gates = KeyedGates::new(limit);
+        Self {
+            gates: Arc::new(gates.unwrap_or_else(|error| panic!("{error}"))),
+            key: Arc::new(key),
+            hold: PhantomData,
+        }
+    }
+}
+
+/// These settings are the limit's, not the layer value's: they apply to everything on this limit.
+impl<K, H> KeyedConcurrencyLimitLayer<K, H> {
+    /// This key has a limit of its own. [`Handle::set_limit_of`] changes it at run time.
+    ///
+    /// # Panics
+    /// If `limit` is 0.
+    pub fn limit_of<Q: Hash + ?Sized>(self, key: &Q, limit: usize) -> Self {
+        if let Err(error) = self.handle().set_limit_of(key, limit) {
+            panic!("{error}");
+        }
+        self
+    }
+
+    /// At most so many requests wait, of one key or of all together; the next one is refused. 10 000 unless
+    /// set; with 0 nobody waits.
+    pub fn max_waiting(self, max_waiting: usize) -> Self {
+        self.gates.set_max_waiting(max_waiting);
+        self
+    }
+
+    /// At most so many requests of one key wait. As many as of all, unless set.
+    pub fn max_waiting_per_key(self, max_waiting: usize) -> Self {
+        self.gates.set_max_waiting_per_key(max_waiting);
+        self
+    }
+
+    /// Nobody waits longer than this; who has is refused. No bound unless set. It needs what
+    /// [`ConcurrencyLimitLayer::max_wait`](crate::ConcurrencyLimitLayer::max_wait) needs.
+    pub fn max_wait(self, max_wait: Duration) -> Self {
+        self.gates.set_max_wait(Some(max_wait));
+        self
+    }
+
+    /// Counts an HTTP request as in flight until its response's body ends, fails or is dropped. See
+    /// [`hold`](crate::hold).
+    pub fn hold_until_body_end(self) -> KeyedConcurrencyLimitLayer<K, UntilBodyEnd<Serving>> {
+        KeyedConcurrencyLimitLayer {
+            gates: self.gates,
+            key: self.key,
+            hold: PhantomData,
+        }
+    }
+
+    /// A name of its own, for [`Overloaded::layer`](crate::Overloaded::layer). To be given before the first
+    /// request; the first name given stays.
+    pub fn name(self, name: &'static str) -> Self {
+        self.gates.name.set(name);
+        self
+    }
+
+    /// A handle on this limit.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            gates: Arc::clone(&self.gates),
+        }
+    }
+}
+
+impl<S, K, H> Layer<S> for KeyedConcurrencyLimitLayer<K, H> {
+    type Service = KeyedConcurrencyLimit<S, K, H>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        KeyedConcurrencyLimit {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+impl<K, H> Clone for KeyedConcurrencyLimitLayer<K, H> {
+    fn clone(&self) -> Self {
+        Self {
+            gates: Arc::clone(&self.gates),
+            key: Arc::clone(&self.key),
+            hold: PhantomData,
+        }
+    }
+}
+
+impl<K, H> fmt::Debug for KeyedConcurrencyLimitLayer<K, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeyedConcurrencyLimitLayer")
+            .field(&self.gates)
+            .finish()
+    }
+}
+
+/// A service with a limited number of requests in flight for each key. Made by
+/// [`KeyedConcurrencyLimitLayer`].
+#[derive(Debug)]
+pub struct KeyedConcurrencyLimit<S, K, H = UntilResponse<Serving>> {
+    inner: S,
+    layer: KeyedConcurrencyLimitLayer<K, H>,
+}
+
+impl<S, R, K, F, H> Service<R> for KeyedConcurrencyLimit<S, F, H>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+    F: Fn(&R) -> Option<K>,
+    K: Hash,
+    H: Hold<S::Response> + From<Serving>,
+{
+    type Response = H::Response;
+    type Error = BoxError;
+    type Future = KeyedLimitResponseFuture<S, R, H>;
+
+    /// Always ready: it is in its response future that a request waits.
+    #[inline]
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        let gates = &self.layer.gates;
+        let key = gates.fingerprint((self.layer.key)(&request));
+        let place = match Place::new(gates, key).try_admit() {
+            Err(place) => place,
+            Ok(mut serving) => match shed::try_now(|cx| self.inner.poll_ready(cx)) {
+                Poll::Ready(Ok(())) => {
+                    serving.send();
+                    return KeyedLimitResponseFuture::called(self.inner.call(request), serving);
+                }
+                polled => {
+                    // Whatever it has reserved goes with it.
+                    self.inner = self.inner.clone();
+                    if let Poll::Ready(Err(error)) = polled {
+                        return KeyedLimitResponseFuture::failed(error.into());
+                    }
+                    serving.take_back()
+                }
+            },
+        };
+        KeyedLimitResponseFuture::waiting(self.inner.clone(), request, place)
+    }
+}
+
+impl<S: Clone, K, H> Clone for KeyedConcurrencyLimit<S, K, H> {
+    fn clone(&self) -> Self {
+        self.layer.layer(self.inner.clone())
+    }
+}
+
+/// Looks at a keyed limit and changes it while it is in use.
+///
+/// Keys are the same if their hashes are, so use the type that the layer's function gives, or one that
+/// hashes alike (`&str` and `String` do).
+#[derive(Clone, Debug)]
+pub struct Handle {
+    gates: Arc<KeyedGates>,
+}
+
+impl Handle {
+    /// The state of all keys now. It goes through all that are in use.
+    pub fn snapshot(&self) -> Snapshot {
+        self.gates.snapshot()
+    }
+
+    /// The state of one key. `None` if nobody uses it and it has no limit of its own.
+    pub fn key<K: Hash + ?Sized>(&self, key: &K) -> Option<KeySnapshot> {
+        self.gates.snapshot_of(self.gates.fingerprint(Some(key)))
+    }
+
+    /// Changes the limit of all keys that have none of their own. If it grows, those who wait are let in; if
+    /// it shrinks, nothing in flight is disturbed.
+    ///
+    /// # Errors
+    /// If `limit` is 0; nothing changes.
+    pub fn set_limit(&self, limit: usize) -> Result<(), ConfigError> {
+        self.gates.set_limit(limit)
+    }
+
+    /// Gives one key a limit of its own, or changes it. It is remembered, with what is counted for the key,
+    /// until it is [removed](Self::remove_limit_of).
+    ///
+    /// # Errors
+    /// If `limit` is 0, or 100 000 keys have a limit of their own; nothing changes.
+    pub fn set_limit_of<K: Hash + ?Sized>(&self, key: &K, limit: usize) -> Result<(), ConfigError> {
+        let key = self.gates.fingerprint(Some(key));
+        self.gates.set_limit_of(key, Some(limit))
+    }
+
+    /// One key has the limit of all again.
+    pub fn remove_limit_of<K: Hash + ?Sized>(&self, key: &K) {
+        let key = self.gates.fingerprint(Some(key));
+        let _ = self.gates.set_limit_of(key, None); // only a limit can be refused
+    }
+
+    /// Changes how many requests may wait. Those that wait already may stay.
+    pub fn set_max_waiting(&self, max_waiting: usize) {
+        self.gates.set_max_waiting(max_waiting);
+    }
+
+    /// Changes how many requests of one key may wait. Those that wait already may stay.
+    pub fn set_max_waiting_per_key(&self, max_waiting: usize) {
+        self.gates.set_max_waiting_per_key(max_waiting);
+    }
+
+    /// Changes how long requests may wait that come from now on; `None` is without a bound.
+    pub fn set_max_wait(&self, max_wait: Option<Duration>) {
+        self.gates.set_max_wait(max_wait);
+    }
+}

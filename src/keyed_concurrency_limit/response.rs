@@ -1,0 +1,147 @@
+//! The future of a request that may have to wait for others of its key.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use crate::{
+    BoxError, Hold, ResponseFuture,
+    admission::{
+        claim::Claim,
+        gate::Gate,
+        keyed_gates::{Place, Serving},
+    },
+};
+
+pin_project! {
+    /// The response of the inner service, once it is the request's turn; or the refusal.
+    pub struct KeyedLimitResponseFuture<S, R, H>
+    where
+        S: Service<R>,
+    {
+        #[pin]
+        state: State<S, S::Future, R, H>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, F, R, H> {
+        // Boxed, which keeps the future of every request that need not wait small.
+        Waiting { waiting: Box<Waiting<S, R>> },
+        Called { #[pin] response: ResponseFuture<F, H> },
+        Failed { error: Option<BoxError> },
+    }
+}
+
+/// What the inner service has reserved is given back before the permit, and the permit before the place:
+/// they are dropped in this order.
+struct Waiting<S, R> {
+    inner: S,
+    claim: Claim<Gate>,
+    /// Until it is sent.
+    request: Option<(R, Place)>,
+}
+
+impl<S, R, H> KeyedLimitResponseFuture<S, R, H>
+where
+    S: Service<R>,
+{
+    #[inline]
+    pub(super) fn called(future: S::Future, serving: Serving) -> Self
+    where
+        H: From<Serving>,
+    {
+        let response = ResponseFuture::admitted(future, serving.into());
+        Self {
+            state: State::Called { response },
+        }
+    }
+
+    pub(super) fn failed(error: BoxError) -> Self {
+        Self {
+            state: State::Failed { error: Some(error) },
+        }
+    }
+
+    pub(super) fn waiting(inner: S, request: R, mut place: Place) -> Self {
+        let claim = match place.wait() {
+            Ok(claim) => claim,
+            Err(refusal) => return Self::failed(refusal),
+        };
+        let waiting = Box::new(Waiting {
+            inner,
+            claim,
+            request: Some((request, place)),
+        });
+        Self {
+            state: State::Waiting { waiting },
+        }
+    }
+}
+
+impl<S, R> Waiting<S, R>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Future, Serving), BoxError>> {
+        ready!(self.claim.poll_ready(&mut self.inner, cx))?;
+        let (request, mut place) = self.request.take().expect("polled after it completed");
+        if let Err(refusal) = self.claim.take() {
+            place.refused(&refusal);
+            return Poll::Ready(Err(refusal));
+        }
+        let mut serving = place.admitted();
+        serving.send();
+        Poll::Ready(Ok((self.inner.call(request), serving)))
+    }
+}
+
+impl<S, R, H> Future for KeyedLimitResponseFuture<S, R, H>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+    H: Hold<S::Response> + From<Serving>,
+{
+    type Output = Result<H::Response, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let (future, serving) = match state.as_mut().project() {
+                StateProjection::Called { response } => return response.poll(cx),
+                StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
+                    Ok(sent) => sent,
+                    Err(error) => {
+                        // It leaves now, whatever becomes of this future.
+                        state.set(State::Failed { error: None });
+                        return Poll::Ready(Err(error));
+                    }
+                },
+                StateProjection::Failed { error } => {
+                    return Poll::Ready(Err(error.take().expect("polled after it completed")));
+                }
+            };
+            let response = ResponseFuture::admitted(future, serving.into());
+            state.set(State::Called { response });
+        }
+    }
+}
+
+impl<S, R, H> fmt::Debug for KeyedLimitResponseFuture<S, R, H>
+where
+    S: Service<R>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedLimitResponseFuture")
+            .finish_non_exhaustive()
+    }
+}
