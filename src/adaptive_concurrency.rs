@@ -436,6 +436,15 @@ impl Handle {
         Permit::try_take(&self.gate)
     }
 
+    /// Whether less than this share of the limit is in flight, and nobody waits: for a worker that claims
+    /// work from a queue that others claim from too, and leaves it to them while it is busy. With 0.8 it
+    /// claims below 80 % of its limit. Above 1 is as 1; 0, and what is no number, is never.
+    ///
+    /// It takes nothing: by the time a permit is asked for, there may be none.
+    pub fn has_capacity(&self, share: f64) -> bool {
+        self.gate.has_capacity(share)
+    }
+
     /// Changes how many callers may wait. Those who wait already may stay.
     pub fn set_max_waiting(&self, max_waiting: usize) {
         self.gate.bounds.set_max_waiting(max_waiting);

@@ -292,6 +292,15 @@ impl Handle {
         Permit::try_take(&self.gate)
     }
 
+    /// Whether less than this share of the limit is in flight, and nobody waits: for a worker that claims
+    /// work from a queue that others claim from too, and leaves it to them while it is busy. With 0.8 it
+    /// claims below 80 % of its limit. Above 1 is as 1; 0, and what is no number, is never.
+    ///
+    /// It takes nothing: by the time a permit is asked for, there may be none.
+    pub fn has_capacity(&self, share: f64) -> bool {
+        self.gate.has_capacity(share)
+    }
+
     /// A layer on this limit, for those who start from the handle. It holds until the response, unless
     /// it is told otherwise.
     pub fn layer(&self) -> ConcurrencyLimitLayer {

@@ -177,6 +177,12 @@ impl Gate {
         (word.in_flight(), !word.is_open())
     }
 
+    /// Whether less than this share of the limit is in flight, and nobody waits.
+    pub(crate) fn has_capacity(&self, share: f64) -> bool {
+        let word = self.load();
+        word.is_open() && (word.in_flight() as f64) < share * word.limit() as f64
+    }
+
     pub(crate) fn snapshot(&self) -> Snapshot {
         let slow = lock(&self.slow);
         let peak = self.peak.swap(0, Relaxed);
