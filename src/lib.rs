@@ -41,6 +41,8 @@
 //! | a rate for each client | [`KeyedRateLimitLayer`] |
 //! | each tenant to get its share, whatever others ask for | [`WfqLayer`] outside the limit |
 //! | a burst to wait, but no queue to stand | [`CoDelLayer`] between the queue and the limit |
+//! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
+//! | a queue inside the process that cannot grow without end, and that says how full it is | [`channel`] |
 //! | to know when a request came | [`SubmittedAtLayer`] outside everything |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
 //! | to leave a service alone that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
@@ -111,6 +113,7 @@ pub mod adaptive_concurrency;
 mod admission;
 mod algorithm;
 pub mod circuit_breaker;
+pub mod channel;
 mod classify;
 mod clock;
 pub mod codel;
@@ -128,6 +131,7 @@ mod overloaded;
 mod rate;
 pub mod rate_limit;
 pub mod respond;
+pub mod saturation;
 pub mod submitted_at;
 mod sync;
 mod waited;
@@ -153,6 +157,7 @@ pub use overloaded::{BoxError, Overloaded, Reason};
 pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
 pub use respond::{OverloadResponse, OverloadResponseLayer};
+pub use saturation::{Saturation, SaturationLayer};
 pub use submitted_at::{SubmittedAt, SubmittedAtLayer};
 pub use waited::Waited;
 pub use wfq::{Wfq, WfqConfig, WfqLayer};

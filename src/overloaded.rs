@@ -67,6 +67,8 @@ pub enum Reason {
     /// The service has failed too often lately, and is left alone for a while: see
     /// [`CircuitBreaker`](crate::CircuitBreaker).
     CircuitOpen,
+    /// A queue behind the service is as good as full: [`Saturation`](crate::Saturation).
+    Saturated,
     /// The service under a [`LoadShed`](crate::LoadShed) was not ready, and it was no layer of
     /// this crate that held it up, so nothing more is known.
     NotReady,
@@ -131,6 +133,7 @@ impl Reason {
             Self::ExceedsBurst => "exceeds_burst",
             Self::Quota => "quota",
             Self::CircuitOpen => "circuit_open",
+            Self::Saturated => "saturated",
             Self::NotReady => "not_ready",
         }
     }
@@ -146,6 +149,7 @@ impl fmt::Display for Reason {
             Self::ExceedsBurst => "it asks for more than the burst",
             Self::Quota => "the client's quota is used up",
             Self::CircuitOpen => "the circuit is open",
+            Self::Saturated => "a queue behind it is nearly full",
             Self::NotReady => "the inner service is not ready",
         })
     }

@@ -27,11 +27,21 @@ pub(crate) struct DrainRate {
 impl DrainRate {
     /// When it is worth coming back, if `ahead` requests have to complete until then.
     pub(crate) fn wait(&mut self, now: Duration, completed: u64, ahead: u64) -> Duration {
+        self.known_wait(now, completed, ahead)
+            .unwrap_or(DEFAULT_WAIT)
+    }
+
+    /// The same, or nothing where the rate is not known.
+    pub(crate) fn known_wait(
+        &mut self,
+        now: Duration,
+        completed: u64,
+        ahead: u64,
+    ) -> Option<Duration> {
         let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-        self.look(now, completed).map_or(DEFAULT_WAIT, |each| {
-            each.saturating_mul(ahead)
-                .clamp(SHORTEST_WAIT, LONGEST_WAIT)
-        })
+        let each = self.look(now, completed)?;
+        let wait = each.saturating_mul(ahead);
+        Some(wait.clamp(SHORTEST_WAIT, LONGEST_WAIT))
     }
 
     /// Looks at the count of completions at time `now`; gives the time that one completion takes

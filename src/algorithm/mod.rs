@@ -8,6 +8,7 @@ pub(crate) mod failure_window;
 pub(crate) mod fair_queue;
 pub(crate) mod gradient2;
 pub(crate) mod heap;
+pub(crate) mod levels;
 pub(crate) mod limit;
 pub(crate) mod netflix_vegas;
 pub(crate) mod slab;

@@ -1,0 +1,246 @@
+//! What is known of a channel, whatever its messages are.
+
+use std::{collections::VecDeque, fmt, sync::OnceLock, time::Duration};
+
+use crate::{
+    Clock, Overloaded, Reason,
+    algorithm::{drain_rate::DrainRate, levels::ratio},
+    sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock},
+};
+
+/// What a sender is told to wait where the drain is not known. A full buffer drains within five to ten
+/// seconds; whoever comes too early is refused once more, while nobody makes up for coming too late.
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(5);
+
+pub(super) struct Ledger {
+    capacity: usize,
+    name: OnceLock<&'static str>,
+    clock: Clock,
+    /// As in the book, for those who look without its lock.
+    depth: AtomicUsize,
+    waiting: AtomicUsize,
+    dropped: AtomicU64,
+    timed_out: AtomicU64,
+    book: Mutex<Book>,
+}
+
+/// `sent` is `received`, `discarded` and what is in `stamps`, always.
+#[derive(Default)]
+struct Book {
+    /// Of the messages in the queue, oldest first; never more than the capacity and one.
+    ///
+    /// A message's stamp is entered before the message itself, and taken out after it: a message that is
+    /// received has its stamp in here. Two senders may enter their stamps in one order and their messages
+    /// in the other, so what is taken out is not always the first, but it is no further back than senders
+    /// were at it at once.
+    stamps: VecDeque<u64>,
+    sent: u64,
+    received: u64,
+    discarded: u64,
+    closed: bool,
+    /// The receiver is: nothing can be entered.
+    gone: bool,
+    drain: DrainRate,
+}
+
+impl Ledger {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            name: OnceLock::new(),
+            clock: Clock::default(),
+            depth: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+            timed_out: AtomicU64::new(0),
+            book: Mutex::default(),
+        }
+    }
+
+    pub(super) fn set_name(&self, name: &'static str) {
+        let _ = self.name.set(name);
+    }
+
+    fn name(&self) -> &'static str {
+        self.name.get().unwrap_or(&"channel")
+    }
+
+    /// A message is about to be put into the queue; gives its stamp, or nothing if nobody would receive it.
+    pub(super) fn enter(&self) -> Option<u64> {
+        let now = self.clock.nanos();
+        let mut book = lock(&self.book);
+        if book.gone {
+            return None;
+        }
+        // Whoever read the clock first may get the lock last.
+        let at = book.stamps.back().map_or(now, |last| now.max(*last));
+        book.stamps.push_back(at);
+        book.sent += 1;
+        self.depth.store(book.stamps.len(), Relaxed);
+        Some(at)
+    }
+
+    /// The message with this stamp has been taken out of the queue.
+    pub(super) fn leave(&self, at: u64) {
+        let mut book = lock(&self.book);
+        if let Some(place) = book.stamps.iter().position(|stamp| *stamp == at) {
+            book.stamps.remove(place);
+        }
+        book.received += 1;
+        self.depth.store(book.stamps.len(), Relaxed);
+    }
+
+    pub(super) fn close(&self) {
+        lock(&self.book).closed = true;
+    }
+
+    /// There is no receiver any more, and what is in the queue goes with it.
+    pub(super) fn gone(&self) {
+        let mut book = lock(&self.book);
+        book.closed = true;
+        book.gone = true;
+        book.discarded += book.stamps.len() as u64;
+        book.stamps = VecDeque::new();
+        self.depth.store(0, Relaxed);
+    }
+
+    pub(super) fn dropped(&self) {
+        self.dropped.fetch_add(1, Relaxed);
+    }
+
+    /// A sender has waited for long enough.
+    pub(super) fn timed_out(&self) -> Overloaded {
+        self.timed_out.fetch_add(1, Relaxed);
+        let wait = self.look().unwrap_or(DEFAULT_RETRY_AFTER);
+        Overloaded::new(self.name(), Reason::WaitTimeout, wait)
+    }
+
+    /// How long what is in the queue takes to drain, if that is known.
+    pub(super) fn look(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        let mut book = lock(&self.book);
+        let (received, depth) = (book.received, book.stamps.len() as u64);
+        book.drain.known_wait(now, received, depth)
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let now = self.clock.nanos();
+        let book = lock(&self.book);
+        // A message that has been taken out frees its place before its stamp is. If another one has taken
+        // that place by now, there is a stamp too many, of one that is as good as received.
+        let depth = book.stamps.len().min(self.capacity);
+        let leaving = (book.stamps.len() - depth) as u64;
+        Snapshot {
+            capacity: self.capacity,
+            depth,
+            saturation: ratio(depth, self.capacity),
+            waiting: self.waiting.load(Relaxed),
+            sent: book.sent,
+            received: book.received + leaving,
+            discarded: book.discarded,
+            dropped: self.dropped.load(Relaxed),
+            timed_out: self.timed_out.load(Relaxed),
+            oldest_age: book
+                .stamps
+                .front()
+                .map(|at| Duration::from_nanos(now.saturating_sub(*at))),
+            closed: book.closed,
+        }
+    }
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel")
+            .field("name", &self.name())
+            .field("depth", &self.depth.load(Relaxed))
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One that waits for room, until it is dropped.
+pub(super) struct Waiting<'a>(&'a Ledger);
+
+impl<'a> Waiting<'a> {
+    pub(super) fn new(ledger: &'a Ledger) -> Self {
+        ledger.waiting.fetch_add(1, Relaxed);
+        Self(ledger)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Looks at a channel. It can neither send nor receive, and does not keep the channel open.
+///
+/// It is a [`Probe`](crate::saturation::Probe) of a [`SaturationLayer`](crate::SaturationLayer).
+#[derive(Clone, Debug)]
+pub struct Handle {
+    ledger: Arc<Ledger>,
+}
+
+impl Handle {
+    pub(super) fn new(ledger: &Arc<Ledger>) -> Self {
+        Self {
+            ledger: Arc::clone(ledger),
+        }
+    }
+
+    /// The name that the channel was given, or `"channel"`.
+    pub fn name(&self) -> &'static str {
+        self.ledger.name()
+    }
+
+    /// How many messages it has room for.
+    pub fn capacity(&self) -> usize {
+        self.ledger.capacity
+    }
+
+    /// How many are in it. It takes no lock.
+    #[inline]
+    pub fn depth(&self) -> usize {
+        self.ledger.depth.load(Relaxed).min(self.ledger.capacity)
+    }
+
+    /// How full it is, from 0 to 1. It takes no lock.
+    pub fn saturation(&self) -> f64 {
+        ratio(self.depth(), self.ledger.capacity)
+    }
+
+    /// The state of the channel now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.ledger.snapshot()
+    }
+}
+
+/// The state of a channel at one moment. `sent` is `received + depth + discarded`, always.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// How many messages it has room for.
+    pub capacity: usize,
+    /// How many are in it.
+    pub depth: usize,
+    /// `depth` over `capacity`, from 0 to 1. Above 0.8 it is time to look for the reason.
+    pub saturation: f64,
+    /// How many senders wait for room.
+    pub waiting: usize,
+    /// How many messages got into the queue so far.
+    pub sent: u64,
+    /// How many were received so far.
+    pub received: u64,
+    /// How many were in the queue when the receiver was dropped.
+    pub discarded: u64,
+    /// How many were offered and not taken.
+    pub dropped: u64,
+    /// How many came back because there was no room in time.
+    pub timed_out: u64,
+    /// How long the oldest message has been in the queue; `None` if there is none.
+    pub oldest_age: Option<Duration>,
+    /// Whether the receiver is closed or gone, and nothing more can be sent.
+    pub closed: bool,
+}

@@ -1,0 +1,247 @@
+//! The level of a [`Saturation`](super::Saturation), and who may look for it.
+
+use std::{fmt, sync::OnceLock, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Level, Thresholds, Work,
+    probe::{Probes, Said},
+};
+use crate::{
+    ConfigError, Overloaded, Reason,
+    admission::bounds::nanos,
+    algorithm::levels::{Fall, Levels},
+    clock,
+    sync::{
+        AtomicU64, AtomicUsize, Mutex,
+        Ordering::{Acquire, Relaxed, Release},
+        lock,
+    },
+};
+
+const DEFAULT_EVERY: Duration = Duration::from_millis(10);
+
+/// What is told where it is not known how fast a queue drains: a buffer takes five to ten seconds.
+const RETRY_AFTER_CRITICAL: Duration = Duration::from_secs(5);
+const RETRY_AFTER_OVERFLOW: Duration = Duration::from_secs(10);
+
+pub(super) struct Watch {
+    pub(super) probes: Probes,
+    name: OnceLock<&'static str>,
+    /// What time is counted from, in nanoseconds.
+    made: Instant,
+    every: AtomicU64,
+    /// When the probes are to be asked again.
+    due: AtomicU64,
+    /// 1 while one asks them. Nobody ever waits for that.
+    looking: AtomicUsize,
+    /// As in `state`, for those who decide by it.
+    level: AtomicUsize,
+    admitted: AtomicU64,
+    rejected_at_critical: AtomicU64,
+    rejected_at_overflow: AtomicU64,
+    /// No foreign code runs under this lock.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    levels: Levels,
+    worst: Option<Said>,
+    /// Of the worst one.
+    fall: Fall,
+    changes: u64,
+    probe_panics: u64,
+}
+
+/// The state of a saturation layer at one moment.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The level now.
+    pub level: Level,
+    /// The worst ratio of depth to soft limit, when the probes were last asked.
+    pub ratio: f64,
+    /// Whose it was; `None` if none has said anything.
+    pub probe: Option<&'static str>,
+    /// How often the level has changed.
+    pub changes: u64,
+    /// How many requests were admitted so far.
+    pub admitted: u64,
+    /// How many were refused at the level [`Critical`](Level::Critical).
+    pub rejected_at_critical: u64,
+    /// How many were refused at the level [`Overflow`](Level::Overflow).
+    pub rejected_at_overflow: u64,
+    /// How often a probe has panicked.
+    pub probe_panics: u64,
+}
+
+impl Watch {
+    pub(super) fn new() -> Self {
+        Self {
+            probes: Probes::default(),
+            name: OnceLock::new(),
+            made: clock::instant(),
+            every: AtomicU64::new(nanos(DEFAULT_EVERY)),
+            due: AtomicU64::new(0),
+            looking: AtomicUsize::new(0),
+            level: AtomicUsize::new(Level::Normal as usize),
+            admitted: AtomicU64::new(0),
+            rejected_at_critical: AtomicU64::new(0),
+            rejected_at_overflow: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn set_name(&self, name: &'static str) {
+        let _ = self.name.set(name);
+    }
+
+    fn name(&self) -> &'static str {
+        self.name.get().unwrap_or(&"saturation")
+    }
+
+    pub(super) fn set_every(&self, every: Duration) {
+        self.every.store(nanos(every), Relaxed);
+        self.due.store(0, Relaxed);
+    }
+
+    pub(super) fn set_thresholds(&self, thresholds: Thresholds) -> Result<(), ConfigError> {
+        thresholds
+            .check()
+            .map_err(|(field, expected)| ConfigError::new(field, expected))?;
+        lock(&self.state).levels.thresholds = thresholds;
+        self.due.store(0, Relaxed);
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn admit(
+        &self,
+        now: Instant,
+        work: impl FnOnce() -> Work,
+    ) -> Result<(), Box<Overloaded>> {
+        let level = self.level_at(now);
+        if level >= Level::Critical {
+            let work = work();
+            if work == Work::New || (work == Work::Write && level == Level::Overflow) {
+                return Err(self.refuse(level, work));
+            }
+        }
+        self.admitted.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// The level, as new as it has to be.
+    #[inline]
+    fn level_at(&self, now: Instant) -> Level {
+        let now = nanos(now.saturating_duration_since(self.made));
+        if now >= self.due.load(Relaxed) {
+            self.look(now);
+        }
+        Level::from_index(self.level.load(Relaxed))
+    }
+
+    #[cold]
+    fn look(&self, now: u64) {
+        let Some(_looking) = Looking::begin(&self.looking) else {
+            return; // the last level will do until that one knows better
+        };
+        let next = now.saturating_add(self.every.load(Relaxed));
+        self.due.store(next, Relaxed);
+
+        let mut panics = 0;
+        let worst = self.probes.worst(|probe| {
+            panics += 1;
+            tracing::error!(layer = self.name(), probe, "a saturation probe panicked");
+        });
+        let ratio = worst.map_or(0.0, |worst| worst.ratio);
+
+        let mut state = lock(&self.state);
+        state.probe_panics += panics;
+        if state.worst.map(|worst| worst.probe) != worst.map(|worst| worst.probe) {
+            state.fall = Fall::default();
+        }
+        if let Some(worst) = worst {
+            state.fall.look(Duration::from_nanos(now), worst.depth);
+        }
+        state.worst = worst;
+        let before = state.levels.level();
+        let level = state.levels.update(ratio);
+        state.changes += u64::from(level != before);
+        self.level.store(level as usize, Relaxed);
+        drop(state);
+
+        let probe = worst.map_or("", |worst| worst.probe);
+        let (layer, from, to) = (self.name(), before.as_str(), level.as_str());
+        if level > before {
+            tracing::warn!(layer, probe, ratio, from, to, "saturation has risen");
+        } else if level < before {
+            tracing::info!(layer, probe, ratio, from, to, "saturation has fallen");
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, level: Level, work: Work) -> Box<Overloaded> {
+        let (count, unknown) = match level {
+            Level::Overflow => (&self.rejected_at_overflow, RETRY_AFTER_OVERFLOW),
+            _ => (&self.rejected_at_critical, RETRY_AFTER_CRITICAL),
+        };
+        count.fetch_add(1, Relaxed);
+        // The level that has to be left until it passes.
+        let barrier = match work {
+            Work::New => Level::Critical,
+            _ => Level::Overflow,
+        };
+        let state = lock(&self.state);
+        let wait = state.worst.and_then(|worst| {
+            let excess = state.levels.excess(barrier, worst.depth, worst.soft_limit);
+            state.fall.wait(excess)
+        });
+        drop(state);
+        let wait = wait.unwrap_or(unknown);
+        Box::new(Overloaded::new(self.name(), Reason::Saturated, wait))
+    }
+
+    pub(super) fn snapshot(&self, now: Instant) -> Snapshot {
+        self.level_at(now);
+        let state = lock(&self.state);
+        Snapshot {
+            level: state.levels.level(),
+            ratio: state.worst.map_or(0.0, |worst| worst.ratio),
+            probe: state.worst.map(|worst| worst.probe),
+            changes: state.changes,
+            admitted: self.admitted.load(Relaxed),
+            rejected_at_critical: self.rejected_at_critical.load(Relaxed),
+            rejected_at_overflow: self.rejected_at_overflow.load(Relaxed),
+            probe_panics: state.probe_panics,
+        }
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("name", &self.name())
+            .field("level", &Level::from_index(self.level.load(Relaxed)))
+            .field("probes", &self.probes.names().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The right to ask the probes, for one at a time, until it is dropped.
+struct Looking<'a>(&'a AtomicUsize);
+
+impl<'a> Looking<'a> {
+    fn begin(looking: &'a AtomicUsize) -> Option<Self> {
+        let began = looking.compare_exchange(0, 1, Acquire, Relaxed);
+        began.is_ok().then_some(Self(looking))
+    }
+}
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Release);
+    }
+}
