@@ -236,7 +236,7 @@ struct Looking<'a>(&'a AtomicUsize);
 impl<'a> Looking<'a> {
     fn begin(looking: &'a AtomicUsize) -> Option<Self> {
         let began = looking.compare_exchange(0, 1, Acquire, Relaxed);
-        began.is_ok().then_some(Self(looking))
+        began.is_ok().then(|| Self(looking)) // one that is not had must not be given back
     }
 }
 
