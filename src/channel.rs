@@ -57,7 +57,7 @@
 //!
 //! # Errors
 //! [`Closed`] if the receiver is closed or gone, with the message. [`Unsent`] is either that, or
-//! [`Overloaded`] with [`Reason::WaitTimeout`](crate::Reason::WaitTimeout), with the message too. Its
+//! [`Overloaded`](crate::Overloaded) with [`Reason::WaitTimeout`](crate::Reason::WaitTimeout), with the message too. Its
 //! `retry_after` is the depth of the queue over the rate at which messages were received lately. Where
 //! that is not known, because nothing was received or this is the first refusal for long, it is 5 seconds:
 //! a full buffer is short of room for seconds rather than minutes, and whoever comes too early is refused

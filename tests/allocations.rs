@@ -8,6 +8,7 @@ mod support;
 use std::{
     convert::Infallible,
     future::{Ready, ready},
+    pin::pin,
     task::{Context, Poll},
     time::Duration,
 };
@@ -21,6 +22,9 @@ use tower_backpressure::{
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
     KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, SubmittedAtLayer,
     WfqConfig, WfqLayer,
+    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
+    LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt, SubmittedAtLayer, WfqConfig,
+    WfqLayer, channel, saturation::Work,
 };
 
 #[derive(Clone)]
@@ -85,6 +89,11 @@ fn an_accepted_request_allocates_nothing() {
     check(fair.layer(ConcurrencyLimitLayer::new(1).layer(Answers)));
     check(codel(CoDelConfig::default()).layer(Answers));
     check(fair.layer(codel(CoDelConfig::default()).layer(Answers)));
+    let (queue, _receiver) = channel::bounded::<u32>(10);
+    let saturation = SaturationLayer::new().channel(&queue);
+    let saturation = saturation.classify(|_: &u32| Work::New);
+    check(saturation.layer(Answers));
+    check(saturation.sample_every(Duration::ZERO).layer(Answers));
 }
 
 /// What `http` takes for an extension, and nothing for reading it.
@@ -187,6 +196,27 @@ fn a_refused_request_allocates_its_error_and_nothing_else() {
     let full = codel(CoDelConfig::default().min_concurrency(1).max_concurrency(1));
     let _busy = full.handle().try_acquire(SubmittedAt::now()).unwrap();
     check(full.layer(Answers));
+    let saturation = SaturationLayer::new().probe("full", || (1, 1));
+    let saturation = saturation.sample_every(Duration::ZERO);
+    check(saturation.classify(|_: &u32| Work::New).layer(Answers));
+}
+
+/// Stamps are kept in a buffer that grows to the capacity, and tokio's channel uses most of its blocks again.
+#[test]
+fn a_channel_that_has_been_full_allocates_no_more_than_a_block_now_and_then() {
+    let (sender, mut receiver) = channel::bounded::<u32>(100);
+    let mut fill_and_drain = || {
+        for message in 0..100 {
+            let mut send = pin!(sender.send(message));
+            assert!(poll(&mut send).is_ready());
+        }
+        (0..100).for_each(|message| assert_eq!(receiver.try_recv(), Ok(message)));
+    };
+    (0..3).for_each(|_| fill_and_drain());
+    let count = counted(|| (0..10).for_each(|_| fill_and_drain()));
+    assert_eq!(count.bytes, 0);
+    let of_1000 = count.allocations;
+    assert!(of_1000 <= 3, "{of_1000} allocations for 1000 messages");
 }
 
 /// Right after the slab has doubled, when it costs the most. The service or future that waits is its

@@ -15,7 +15,13 @@ mod readiness;
 mod rejection;
 mod wakeups;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
@@ -23,6 +29,9 @@ use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
     KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
+    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
+    LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt, WfqConfig, WfqLayer,
+    saturation::{Probe as Queue, Work},
 };
 
 /// What a layer makes of a second request while one is in flight.
@@ -209,6 +218,17 @@ contract! {
         KeyedConcurrencyLimitLayer::new(1, key).max_waiting_per_key(0);
     keyed_concurrency_limit_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
         .layer(KeyedConcurrencyLimitLayer::new(2, key))
+    saturation: IsServed, saturation(|| (0, 1));
+    saturation_of_one: IsRefused, saturation_of_one();
+    saturation_over_concurrency_limit: Waits, ServiceBuilder::new()
+        .layer(saturation(|| (0, 1)))
+        .layer(ConcurrencyLimitLayer::new(1));
+    load_shed_over_saturation: IsServedOrShed, ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(saturation(|| (0, 1)));
+    wfq_over_saturation_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), tenant))
+        .layer(saturation(|| (0, 1)))
         .layer(ConcurrencyLimitLayer::new(1));
     concurrency_limit_over_load_shed: IsRefused, ServiceBuilder::new()
         .layer(ConcurrencyLimitLayer::new(100))
@@ -224,6 +244,34 @@ fn codel() -> CoDelLayer<fn(&u32) -> Option<SubmittedAt>> {
 
 fn key(request: &u32) -> Option<u32> {
     Some(*request)
+fn saturation(probe: impl Queue) -> SaturationLayer<fn(&u32) -> Work> {
+    let saturation = SaturationLayer::new().probe("queue", probe);
+    saturation
+        .sample_every(Duration::ZERO)
+        .classify(|_: &u32| Work::New)
+}
+
+/// For one request at a time: its queue is what is in flight inside it.
+fn saturation_of_one() -> impl Layer<Probe, Service: Subject> {
+    struct InFlight(Arc<AtomicUsize>);
+    impl Drop for InFlight {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, SeqCst);
+        }
+    }
+    let count = Arc::new(AtomicUsize::new(0));
+    let depth = Arc::clone(&count);
+    let layer = saturation(move || (depth.load(SeqCst), 1));
+    ServiceBuilder::new()
+        .layer(layer)
+        .map_future(move |response: support::ProbeFuture| {
+            count.fetch_add(1, SeqCst);
+            let in_flight = InFlight(Arc::clone(&count));
+            support::boxed(async move {
+                let _in_flight = in_flight;
+                response.await
+            })
+        })
 }
 
 fn tenant(request: &u32) -> Option<String> {
