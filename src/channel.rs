@@ -51,17 +51,17 @@
 //! variant without a bound. How many senders wait is up to those who send, each with one message of its
 //! own: [`waiting`](Snapshot::waiting) says how many there are.
 //!
-//! Each message is stamped when it gets into the queue, so the age of the oldest one is known at any time,
-//! for a short lock and eight bytes a message. Counts are exact: what was sent was received, is in the
-//! queue, or was discarded with the [`Receiver`].
+//! Each message is stamped when it gets into the queue, so the age of the oldest one is known at any
+//! time, for a short lock and sixteen bytes a message. Counts are exact: what was sent was received, is
+//! in the queue, or was discarded with the [`Receiver`].
 //!
 //! # Errors
 //! [`Closed`] if the receiver is closed or gone, with the message. [`Unsent`] is either that, or
-//! [`Overloaded`](crate::Overloaded) with [`Reason::WaitTimeout`](crate::Reason::WaitTimeout), with the message too. Its
-//! `retry_after` is the depth of the queue over the rate at which messages were received lately. Where
-//! that is not known, because nothing was received or this is the first refusal for long, it is 5 seconds:
-//! a full buffer is short of room for seconds rather than minutes, and whoever comes too early is refused
-//! once more, while nobody makes up for coming too late.
+//! [`Overloaded`](crate::Overloaded) with [`Reason::WaitTimeout`](crate::Reason::WaitTimeout), with the
+//! message too. Its `retry_after` is the depth of the queue over the rate at which messages were
+//! received lately. Where that is not known, because nothing was received or this is the first refusal
+//! for long, it is 5 seconds: a full buffer is short of room for seconds rather than minutes, and
+//! whoever comes too early is refused once more, while nobody makes up for coming too late.
 //!
 //! # Cancellation
 //! `recv`, `recv_many` and `reserve` lose nothing if they are dropped. `send` and `send_within` own their
@@ -154,7 +154,8 @@ impl<T> Sender<T> {
 
     /// Waits for room, but no longer than this. With a wait of 0 it does not wait at all.
     ///
-    /// To wait it needs a tokio runtime with time enabled; without one it panics when the channel is full.
+    /// To wait it needs a tokio runtime with time enabled; without one it panics when the channel is
+    /// full.
     ///
     /// # Errors
     /// If there was none, or the receiver is closed or gone; either way the message comes back.
@@ -309,7 +310,8 @@ impl<T> fmt::Debug for LossySender<T> {
     }
 }
 
-/// Receives what was sent, in that order. If it is dropped, what is in the queue is discarded, and counted.
+/// Receives what was sent, in that order. If it is dropped, what is in the queue is discarded, and
+/// counted.
 pub struct Receiver<T> {
     inner: mpsc::Receiver<Stamped<T>>,
     ledger: Arc<Ledger>,
@@ -329,8 +331,8 @@ impl<T> Receiver<T> {
         Poll::Ready(stamped.map(|stamped| self.received(stamped)))
     }
 
-    /// Waits for a message and takes it, and with it whatever else is there, `limit` at most. Says how many
-    /// it has put into `buffer`; that is 0 only if `limit` is, or if `recv` gave `None`.
+    /// Waits for a message and takes it, and with it whatever else is there, `limit` at most. Says how
+    /// many it has put into `buffer`; that is 0 only if `limit` is, or if `recv` gave `None`.
     ///
     /// Dropping the future loses nothing.
     pub async fn recv_many(&mut self, buffer: &mut Vec<T>, limit: usize) -> usize {
@@ -363,8 +365,8 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// Takes no more messages, but for those that have a slot. What is in the queue can still be received:
-    /// `recv` until it gives `None`.
+    /// Takes no more messages, but for those that have a slot. What is in the queue can still be
+    /// received: `recv` until it gives `None`.
     pub fn close(&mut self) {
         self.ledger.close();
         self.inner.close();

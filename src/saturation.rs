@@ -1,4 +1,5 @@
-//! Refuses work by how full the queues behind the service are: new work first, then all writes, reads never.
+//! Refuses work by how full the queues behind the service are: new work first, then all writes, reads
+//! never.
 //!
 //! ```
 //! use http::{Method, Request, Response};
@@ -33,10 +34,10 @@
 //! ```
 //!
 //! # When to use it
-//! Where a request puts something into a queue that others work off: a channel, a table, a message broker.
-//! The request itself is done in no time, so neither a concurrency limit nor an adaptive one sees that the
-//! work piles up behind it. Refusing it before anything was enqueued is the safe place: nothing has been
-//! begun that could be lost or done twice.
+//! Where a request puts something into a queue that others work off: a channel, a table, a message
+//! broker. The request itself is done in no time, so neither a concurrency limit nor an adaptive one
+//! sees that the work piles up behind it. Refusing it before anything was enqueued is the safe place:
+//! nothing has been begun that could be lost or done twice.
 //!
 //! # Behaviour
 //! Each probe gives a queue's depth and its soft limit. The worst ratio of all decides:
@@ -48,9 +49,10 @@
 //! | [`Critical`](Level::Critical) | 85–95 % | refused | pass | pass |
 //! | [`Overflow`](Level::Overflow) | > 95 % | refused | refused | pass |
 //!
-//! A level is reached at once, and left when the ratio is 5 points below its threshold: [`Thresholds`] are
-//! settings. Each change is logged, rising as a warning, falling as an information, with the probe and the
-//! ratio. With no probe the level is normal. A soft limit of 0 is exceeded by anything but an empty queue.
+//! A level is reached at once, and left when the ratio is 5 points below its threshold: [`Thresholds`]
+//! are settings. Each change is logged, rising as a warning, falling as an information, with the probe
+//! and the ratio. With no probe the level is normal. A soft limit of 0 is exceeded by anything but an
+//! empty queue.
 //!
 //! What a request is, is told by a [`ClassifyWork`]: for HTTP by its method ([`ByMethod`]), or by any
 //! closure. It is asked only when the level is critical or worse.
@@ -60,21 +62,21 @@
 //! level meanwhile, without a lock, so a probe must not block: one that asks a database tells what a task
 //! of yours has last seen. One that panics says nothing at that time; it is logged and counted.
 //!
-//! The layer is ready when its inner service is. It decides in `call`; a refusal gives back what the inner
-//! service had reserved.
+//! The layer is ready when its inner service is. It decides in `call`; a refusal gives back what the
+//! inner service had reserved.
 //!
 //! # Errors
-//! [`Overloaded`] with [`Reason::Saturated`](crate::Reason::Saturated). If the worst queue has got shorter
-//! lately, `retry_after` is how long it takes at that pace until such a request passes: a minute at most.
-//! Otherwise it is 5 seconds when critical and 10 at overflow, which is what a buffer takes to drain.
-//! Errors of the inner service are passed on.
+//! [`Overloaded`] with [`Reason::Saturated`](crate::Reason::Saturated). If the worst queue has got
+//! shorter lately, `retry_after` is how long it takes at that pace until such a request passes: a
+//! minute at most. Otherwise it is 5 seconds when critical and 10 at overflow, which is what a buffer
+//! takes to drain. Errors of the inner service are passed on.
 //!
 //! # Cancellation
 //! Nothing is held for a request, so nothing can be lost.
 //!
 //! # Cloning
-//! One layer value is one level and one set of probes, however often [`Layer::layer`] is called and services
-//! are cloned. A probe that is added to a clone of the layer is added to all.
+//! One layer value is one level and one set of probes, however often [`Layer::layer`] is called and
+//! services are cloned. A probe that is added to a clone of the layer is added to all.
 
 mod probe;
 mod watch;
@@ -157,8 +159,8 @@ impl<C> SaturationLayer<C> {
         self
     }
 
-    /// How long a look at the probes is good for: 10 ms unless set, which a queue that is worth a soft limit
-    /// does not fill up in. With 0 each request looks, unless another one is looking.
+    /// How long a look at the probes is good for: 10 ms unless set, which a queue that is worth a soft
+    /// limit does not fill up in. With 0 each request looks, unless another one is looking.
     pub fn sample_every(self, every: Duration) -> Self {
         self.watch.set_every(every);
         self
@@ -230,7 +232,8 @@ where
     }
 }
 
-/// Looks at a level and changes its thresholds while it is in use; asks for code that is no tower service.
+/// Looks at a level and changes its thresholds while it is in use; asks for code that is no tower
+/// service.
 ///
 /// ```
 /// use tower_backpressure::{SaturationLayer, saturation::{Thresholds, Work}};

@@ -444,8 +444,8 @@ fn its_parts_can_be_sent_and_shared() {
     check(&sender.handle());
     check(&sender.clone().lossy());
     check(&receiver);
-    let _ = boxed(async move {
-        let _ = sender.send_within(1, SEC).await;
-        let _ = sender.send(1).await;
-    });
+    drop(boxed(async move {
+        sender.send_within(1, SEC).await.unwrap();
+        sender.send(1).await.unwrap();
+    }));
 }

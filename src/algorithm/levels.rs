@@ -170,8 +170,8 @@ pub(crate) struct Levels {
 }
 
 impl Levels {
-    /// The level by this ratio, given the one before. A ratio that is not a number says nothing, and is no
-    /// reason to refuse anything.
+    /// The level by this ratio, given the one before. A ratio that is not a number says nothing, and is
+    /// no reason to refuse anything.
     pub(crate) fn update(&mut self, ratio: f64) -> Level {
         let at_least = |level: &Level| {
             let lowered = if *level <= self.level {

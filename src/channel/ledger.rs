@@ -65,7 +65,8 @@ impl Ledger {
         self.name.get().unwrap_or(&"channel")
     }
 
-    /// A message is about to be put into the queue; gives its stamp, or nothing if nobody would receive it.
+    /// A message is about to be put into the queue; gives its stamp, or nothing if nobody would receive
+    /// it.
     pub(super) fn enter(&self) -> Option<u64> {
         let now = self.clock.nanos();
         let mut book = lock(&self.book);

@@ -76,8 +76,8 @@ impl Probes {
         self.iter().map(|link| link.name)
     }
 
-    /// Asks all of them. Gives the one with the worst ratio, the first of those that are as bad, and tells
-    /// which ones have panicked.
+    /// Asks all of them. Gives the one with the worst ratio, the first of those that are as bad, and
+    /// tells which ones have panicked.
     pub(super) fn worst(&self, mut panicked: impl FnMut(&'static str)) -> Option<Said> {
         let mut worst: Option<Said> = None;
         for link in self.iter() {
