@@ -106,7 +106,7 @@ fn breaker_closed(c: &mut Criterion) {
     let config = config.failure_rate(0.5, std::time::Duration::from_secs(10), 20);
     let mut ours = tower_backpressure::CircuitBreakerLayer::new(config).layer(Ready);
     group.bench_function("tower-backpressure-by-share", |b| {
-        b.iter(|| drive(&mut ours))
+        b.iter(|| drive(&mut ours));
     });
     let config = tower_backpressure::CircuitBreakerConfig::default();
     let key = |request: &u64| Some(*request);

@@ -112,8 +112,8 @@
 pub mod adaptive_concurrency;
 mod admission;
 mod algorithm;
-pub mod circuit_breaker;
 pub mod channel;
+pub mod circuit_breaker;
 mod classify;
 mod clock;
 pub mod codel;

@@ -20,11 +20,8 @@ use tower::{Layer, Service, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
-    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, SubmittedAtLayer,
-    WfqConfig, WfqLayer,
-    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
-    LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt, SubmittedAtLayer, WfqConfig,
-    WfqLayer, channel, saturation::Work,
+    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt,
+    SubmittedAtLayer, WfqConfig, WfqLayer, channel, saturation::Work,
 };
 
 #[derive(Clone)]

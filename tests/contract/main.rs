@@ -28,9 +28,8 @@ use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
-    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SubmittedAt, WfqConfig, WfqLayer,
-    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, KeyedRateLimitLayer,
-    LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt, WfqConfig, WfqLayer,
+    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt,
+    WfqConfig, WfqLayer,
     saturation::{Probe as Queue, Work},
 };
 
@@ -218,6 +217,7 @@ contract! {
         KeyedConcurrencyLimitLayer::new(1, key).max_waiting_per_key(0);
     keyed_concurrency_limit_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
         .layer(KeyedConcurrencyLimitLayer::new(2, key))
+        .layer(ConcurrencyLimitLayer::new(1));
     saturation: IsServed, saturation(|| (0, 1));
     saturation_of_one: IsRefused, saturation_of_one();
     saturation_over_concurrency_limit: Waits, ServiceBuilder::new()
@@ -244,6 +244,8 @@ fn codel() -> CoDelLayer<fn(&u32) -> Option<SubmittedAt>> {
 
 fn key(request: &u32) -> Option<u32> {
     Some(*request)
+}
+
 fn saturation(probe: impl Queue) -> SaturationLayer<fn(&u32) -> Work> {
     let saturation = SaturationLayer::new().probe("queue", probe);
     saturation
