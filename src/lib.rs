@@ -50,6 +50,7 @@
 //! | all of that in one line | [`edge()`](fn@edge) |
 //! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
+//! | a client that tries again what was refused, when it makes sense and no more often | `RetryPolicy` (feature `retry`) |
 //! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
 //!
 //! # What all layers have in common
@@ -70,6 +71,7 @@
 //! | `hyper` | `submitted_at::StampDecoded`: stamps a request at the moment hyper has decoded it |
 //! | `net` | `ConnectionLimit`: no more connections are accepted than may be open |
 //! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
+//! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |
 //! | `ws` (on unless turned off) | refused WebSockets are closed with 1013, instead of failing their handshake |
 //!
@@ -125,6 +127,7 @@ pub mod edge;
 pub mod hold;
 pub mod keyed_circuit_breaker;
 pub mod keyed_concurrency_limit;
+mod jitter;
 pub mod keyed_rate_limit;
 pub mod load_shed;
 mod overloaded;
@@ -132,6 +135,8 @@ mod rate;
 pub mod rate_limit;
 pub mod respond;
 pub mod saturation;
+#[cfg(feature = "retry")]
+pub mod retry;
 pub mod submitted_at;
 mod sync;
 mod waited;
@@ -158,6 +163,8 @@ pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
 pub use respond::{OverloadResponse, OverloadResponseLayer};
 pub use saturation::{Saturation, SaturationLayer};
+#[cfg(feature = "retry")]
+pub use retry::RetryPolicy;
 pub use submitted_at::{SubmittedAt, SubmittedAtLayer};
 pub use waited::Waited;
 pub use wfq::{Wfq, WfqConfig, WfqLayer};

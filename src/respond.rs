@@ -55,7 +55,6 @@ mod connect;
 mod encode;
 mod grpc;
 mod http;
-mod jitter;
 mod protocol;
 #[cfg(feature = "ws")]
 mod websocket;
@@ -76,9 +75,9 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use self::protocol::Caller;
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
-use self::{jitter::Jitter, protocol::Caller};
-use crate::{BoxError, Overloaded, Reason};
+use crate::{BoxError, Overloaded, Reason, jitter::Jitter};
 
 /// Answers [`Overloaded`] as the protocol expects. See the [module](self) for all of it.
 #[derive(Clone, Debug, Default)]

@@ -2,6 +2,8 @@
 
 pub(crate) mod aimd;
 pub(crate) mod breaker;
+#[cfg(feature = "retry")]
+pub(crate) mod backoff;
 pub(crate) mod codel;
 pub(crate) mod drain_rate;
 pub(crate) mod failure_window;
@@ -11,6 +13,8 @@ pub(crate) mod heap;
 pub(crate) mod levels;
 pub(crate) mod limit;
 pub(crate) mod netflix_vegas;
+#[cfg(feature = "retry")]
+pub(crate) mod retry_budget;
 pub(crate) mod slab;
 pub(crate) mod token_bucket;
 pub(crate) mod vegas;

@@ -8,7 +8,7 @@ use std::{
 
 /// SplitMix64, shared by all threads. What it is for needs no better.
 #[derive(Debug)]
-pub(super) struct Jitter(AtomicU64);
+pub(crate) struct Jitter(AtomicU64);
 
 impl Default for Jitter {
     fn default() -> Self {
@@ -18,7 +18,7 @@ impl Default for Jitter {
 
 impl Jitter {
     /// From nothing to this.
-    pub(super) fn up_to(&self, most: Duration) -> Duration {
+    pub(crate) fn up_to(&self, most: Duration) -> Duration {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let z = self.0.fetch_add(STEP, Relaxed).wrapping_add(STEP);
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

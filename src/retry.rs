@@ -1,0 +1,482 @@
+//! For clients: which requests are sent again, and when.
+//!
+//! ```
+//! use std::time::Duration;
+//! use http::{Request, Response};
+//! use tower::{BoxError, Service, ServiceBuilder, ServiceExt, retry::RetryLayer, service_fn};
+//! use tower_backpressure::{RetryPolicy, retry::Backoff};
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), BoxError> {
+//! let policy = RetryPolicy::new(Backoff::exponential(Duration::from_millis(100), Duration::from_secs(10)));
+//! let handle = policy.handle();
+//!
+//! # let mut answers = [503, 200].into_iter();
+//! # let server = service_fn(move |_: Request<String>| {
+//! #     let response = Response::builder().status(answers.next().unwrap()).body("hello");
+//! #     async { Ok::<_, BoxError>(response?) }
+//! # });
+//! # let server = tower::buffer::Buffer::new(server, 1);
+//! let mut client = ServiceBuilder::new()
+//!     .layer(RetryLayer::new(policy))
+//!     .service(server); // answers 503, and then 200
+//!
+//! let response = client.ready().await?.call(Request::get("/").body(String::new())?).await?;
+//! assert_eq!(response.status(), 200);
+//! assert_eq!(handle.snapshot().retries, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # When to use it
+//! In front of a client, outside whatever limits it, with tower's own `RetryLayer`. Retry in one place: three
+//! retries at each of three layers are 64 requests for one. A server that refuses with the layers of this
+//! crate says when to come back, and this is the client that listens.
+//!
+//! # Behaviour
+//! An answer is [judged](Judge) by its head ([`ByAnswer`] has the table). What is worth a retry is sent again if
+//! all of this holds; otherwise the caller gets the answer at once, as it came:
+//!
+//! - **It may be done twice**, or was not done. After an error, a 500 or a lost connection, nobody knows whether
+//!   the server did what it was asked for, so only idempotent methods (GET, HEAD, OPTIONS, TRACE, PUT, DELETE) and what the caller
+//!   marks as [`Idempotent`] are sent again. Answers that say that nothing was done make an exception: 429, 503
+//!   with `retry-after`, gRPC's RESOURCE_EXHAUSTED and UNAVAILABLE with pushback, and a refusal by a layer of this
+//!   crate in the client itself. After those any request is.
+//! - **Its body can be sent twice**: see [`Replay`]. Extensions, headers and version go along.
+//! - **The server did not forbid it**, by a gRPC pushback that is negative or cannot be read.
+//! - **It has retries left**: [`max_retries`](RetryPolicy::max_retries), 3 unless set.
+//! - **It would be in time**: before the [`Deadline`] in its extensions, and before
+//!   [`max_elapsed`](RetryPolicy::max_elapsed) since it was first sent, a minute unless set.
+//! - **The budget has something left**: a [`RetryBudget`] that all requests share.
+//!
+//! # How long it waits
+//! As long as the server asks for, if it does: `retry-after` with 429 and 503, in seconds or as a date (compared
+//! with the response's own `date`, so that clocks need not agree); `grpc-retry-pushback-ms` beside a `grpc-status`
+//! in the head, after which the [`Backoff`] starts anew, as gRPC has it; the hint of an
+//! [`Overloaded`](crate::Overloaded). Otherwise, and if a `retry-after` is 0 or a date that has passed, as long as
+//! the backoff says. Then up to half of that is added at random, so that those who failed together do not
+//! come back together. It is added, not drawn from zero: nobody comes back sooner than the server asked for.
+//! And never longer than [`MAX_DELAY`], whatever a server says.
+//!
+//! Retries wait for `tokio::time::sleep`, which tests can pause. The answer to which a retry is made is dropped
+//! before the wait, and its body with it, unread; with HTTP/1 that may cost the connection.
+//!
+//! # Errors
+//! None of its own. The last answer is the caller's, be it a response or an error. It needs a tokio runtime with
+//! time enabled, as tower's own timeouts do.
+//!
+//! # Cancellation
+//! A request that is dropped while it waits for its retry is never sent again. What it took from the budget
+//! is not given back.
+//!
+//! # Cloning
+//! Clones share the budget, the number of retries, and what is counted; so do all services that a
+//! `RetryLayer` makes. A budget is about one server: take one policy for each.
+
+mod ask;
+mod http_date;
+mod judge;
+mod mark;
+mod replay;
+
+use std::{fmt, time::Duration};
+
+use http::{Request, Response};
+use tokio::time::{Instant, Sleep, sleep};
+use tower::retry::Policy;
+
+use self::ask::Ask;
+pub use self::{
+    judge::{ByAnswer, Judge, Verdict},
+    mark::{Deadline, Idempotent},
+    replay::{OfItself, Replay, ReplayBody, ReplayWith},
+};
+pub use crate::algorithm::{backoff::Backoff, retry_budget::RetryBudget};
+use crate::{
+    Clock, clock,
+    jitter::Jitter,
+    sync::{Arc, AtomicU64, Mutex, Ordering::Relaxed, lock},
+};
+
+/// No retry is waited for longer than this, whatever a server asks for: 24 hours.
+pub const MAX_DELAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Whether and when a request is sent again: a policy for `tower::retry::RetryLayer`. See the
+/// [module](self) for all of it.
+///
+/// `J` judges answers. `P` makes the bodies of retries.
+#[derive(Clone)]
+pub struct RetryPolicy<J = ByAnswer, P = OfItself> {
+    shared: Arc<Shared>,
+    backoff: Backoff,
+    jitter: bool,
+    max_elapsed: Duration,
+    judge: J,
+    replay: P,
+    session: Session,
+}
+
+/// What is known of the request that a clone of the policy was made for, as tower makes one for each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Session {
+    /// When it was first sent.
+    started: Option<Instant>,
+    retries: u64,
+    /// How often the backoff was followed since it began, or began anew.
+    backed_off: u32,
+}
+
+struct Shared {
+    clock: Clock,
+    jitter: Jitter,
+    budget: Mutex<RetryBudget>,
+    max_retries: AtomicU64,
+    counts: Counts,
+}
+
+impl RetryPolicy {
+    /// Waits as the backoff says where a server says nothing.
+    pub fn new(backoff: Backoff) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                clock: Clock::tokio(),
+                jitter: Jitter::default(),
+                budget: Mutex::new(RetryBudget::default()),
+                // As in the AWS SDKs and gRPC, or nearly. Who waits for an answer does not wait for ten, which is
+                // what queues of messages have; and what three did not bring is seldom there a second later.
+                max_retries: AtomicU64::new(3),
+                counts: Counts::default(),
+            }),
+            backoff,
+            jitter: true,
+            max_elapsed: Duration::from_secs(60),
+            judge: ByAnswer,
+            replay: OfItself,
+            session: Session::default(),
+        }
+    }
+}
+
+impl Default for RetryPolicy {
+    /// From 100 ms up to 10 s, doubling.
+    fn default() -> Self {
+        Self::new(Backoff::exponential(
+            Duration::from_millis(100),
+            Duration::from_secs(10),
+        ))
+    }
+}
+
+impl<J, P> RetryPolicy<J, P> {
+    /// How often a request is sent again at most; 0 turns retries off. 3 unless set.
+    pub fn max_retries(self, retries: u32) -> Self {
+        self.shared.max_retries.store(retries.into(), Relaxed);
+        self
+    }
+
+    /// How long after a request was first sent its last retry may be made. A minute unless set: without a
+    /// bound, a server that says `retry-after: 86400` has its callers wait until tomorrow. `Duration::MAX` is
+    /// no bound.
+    pub fn max_elapsed(mut self, time: Duration) -> Self {
+        self.max_elapsed = time;
+        self
+    }
+
+    /// How many retries there may be of all requests together. 20 % of them, and one each second, unless set.
+    /// A clone that was made before gets it too, and it is full.
+    pub fn budget(self, budget: RetryBudget) -> Self {
+        *lock(&self.shared.budget) = budget.starting(self.shared.clock.nanos());
+        self
+    }
+
+    /// Whether up to half of each delay is added to it at random. On unless set.
+    pub fn jitter(mut self, jitter: bool) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Judges answers another way: by a [`Judge`], such as a closure.
+    pub fn judge<J2>(self, judge: J2) -> RetryPolicy<J2, P> {
+        RetryPolicy {
+            shared: self.shared,
+            backoff: self.backoff,
+            jitter: self.jitter,
+            max_elapsed: self.max_elapsed,
+            judge,
+            replay: self.replay,
+            session: self.session,
+        }
+    }
+
+    /// Makes the bodies of retries another way: by a [`ReplayWith`], such as a closure. For bodies of other
+    /// crates, that do not know of [`Replay`]:
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http_body_util::Full;
+    /// use tower_backpressure::RetryPolicy;
+    ///
+    /// let policy = RetryPolicy::default().replay(|body: &Full<Bytes>| Some(body.clone()));
+    /// # let _ = policy;
+    /// ```
+    pub fn replay<P2>(self, replay: P2) -> RetryPolicy<J, P2> {
+        RetryPolicy {
+            shared: self.shared,
+            backoff: self.backoff,
+            jitter: self.jitter,
+            max_elapsed: self.max_elapsed,
+            judge: self.judge,
+            replay,
+            session: self.session,
+        }
+    }
+
+    /// A handle on what the clones of this policy share.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// How long to wait before the next retry, and whether the backoff was asked.
+    fn delay(&self, ask: Ask) -> Duration {
+        let delay = match ask {
+            Ask::Pushback(delay) => delay,
+            // A server that says 0 has not thought of what becomes of it.
+            Ask::After(delay) if !delay.is_zero() => delay,
+            _ => self.backoff.delay(self.session.backed_off),
+        };
+        let delay = match self.jitter {
+            true => delay.saturating_add(self.shared.jitter.up_to(delay / 2)),
+            false => delay,
+        };
+        delay.min(MAX_DELAY)
+    }
+
+    /// Whether a retry at that moment would come too late.
+    fn is_late<B>(&self, request: &Request<B>, retry_at: Instant) -> bool {
+        let deadline = request.extensions().get::<Deadline>();
+        let started = self.session.started;
+        let end = started.and_then(|started| started.checked_add(self.max_elapsed));
+        deadline.is_some_and(|deadline| retry_at >= deadline.0)
+            || end.is_some_and(|end| retry_at >= end)
+    }
+}
+
+impl<B, R, E, J, P> Policy<Request<B>, Response<R>, E> for RetryPolicy<J, P>
+where
+    J: Judge<Response<R>, E>,
+    P: ReplayWith<B>,
+    E: 'static,
+{
+    type Future = Sleep;
+
+    fn retry(
+        &mut self,
+        request: &mut Request<B>,
+        result: &mut Result<Response<R>, E>,
+    ) -> Option<Sleep> {
+        let shared = &self.shared;
+        let counts = &shared.counts;
+        let result = result.as_ref();
+        let may_be_done_twice = || {
+            request.method().is_idempotent() || request.extensions().get::<Idempotent>().is_some()
+        };
+        match self.judge.judge(result) {
+            Verdict::Success => {
+                return match self.session.retries {
+                    0 => None,
+                    _ => counts.recovered.none(),
+                };
+            }
+            Verdict::Permanent => return counts.permanent.none(),
+            Verdict::Gone => return counts.gone.none(),
+            Verdict::Retryable if !may_be_done_twice() => return counts.not_idempotent.none(),
+            Verdict::Retryable | Verdict::Refused => {}
+        }
+        let ask = ask::of(result);
+        if ask == Ask::Never {
+            return counts.forbidden.none();
+        }
+        if self.session.retries >= shared.max_retries.load(Relaxed) {
+            return counts.exhausted.none();
+        }
+        let delay = self.delay(ask);
+        if self.is_late(request, clock::instant() + delay) {
+            return counts.too_late.none();
+        }
+        // Last, so that nothing is taken for a retry that is not made.
+        if !lock(&shared.budget).withdraw(shared.clock.nanos()) {
+            return counts.over_budget.none();
+        }
+        counts.retries.add();
+        self.session.retries += 1;
+        self.session.backed_off = match ask {
+            Ask::Pushback(_) => 0,
+            _ => self.session.backed_off.saturating_add(1),
+        };
+        Some(sleep(delay))
+    }
+
+    /// Called once before a request is first sent, and again before each retry.
+    fn clone_request(&mut self, request: &Request<B>) -> Option<Request<B>> {
+        let counts = &self.shared.counts;
+        let first = self.session.retries == 0;
+        if first {
+            self.session.started = Some(clock::instant());
+            counts.requests.add();
+            lock(&self.shared.budget).deposit();
+        }
+        let Some(body) = self.replay.replay(request.body()) else {
+            if first {
+                counts.not_replayable.add();
+            }
+            return None;
+        };
+        let mut clone = Request::new(body);
+        *clone.method_mut() = request.method().clone();
+        *clone.uri_mut() = request.uri().clone();
+        *clone.version_mut() = request.version();
+        *clone.headers_mut() = request.headers().clone();
+        *clone.extensions_mut() = request.extensions().clone();
+        Some(clone)
+    }
+}
+
+impl<J, P> fmt::Debug for RetryPolicy<J, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RetryPolicy")
+            .field("backoff", &self.backoff)
+            .field("jitter", &self.jitter)
+            .field("max_elapsed", &self.max_elapsed)
+            .field("shared", &self.shared)
+            .finish()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.snapshot().fmt(f)
+    }
+}
+
+/// Looks at retries, and turns them off while they hurt.
+///
+/// ```
+/// use tower_backpressure::RetryPolicy;
+///
+/// let handle = RetryPolicy::default().handle();
+/// handle.set_max_retries(0); // from the next answer on
+/// assert_eq!(handle.snapshot().max_retries, 0);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// What has happened until now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.snapshot()
+    }
+
+    /// How often a request is sent again at most, from now on; 0 turns retries off. A retry that is being
+    /// waited for is made all the same.
+    pub fn set_max_retries(&self, retries: u32) {
+        self.shared.max_retries.store(retries.into(), Relaxed);
+    }
+}
+
+/// What has become of requests. Each that was not retried, or not again, is counted once, by the first
+/// reason that there was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Requests, each counted once however often it was sent.
+    pub requests: u64,
+    /// Retries.
+    pub retries: u64,
+    /// Requests that went well at a retry.
+    pub recovered: u64,
+    /// Answers that say that it will fail another time too.
+    pub permanent: u64,
+    /// Answers that say that there is nothing there any more: 410.
+    pub gone: u64,
+    /// Failures of requests that cannot be done twice, where it is not known whether they were done.
+    pub not_idempotent: u64,
+    /// Requests whose body can be sent only once; whatever became of them.
+    pub not_replayable: u64,
+    /// Answers that forbid a retry.
+    pub forbidden: u64,
+    /// Requests that have been retried as often as one may be.
+    pub exhausted: u64,
+    /// Requests whose retry would have come after their deadline, or after `max_elapsed`.
+    pub too_late: u64,
+    /// Requests for which the budget had nothing left.
+    pub over_budget: u64,
+    /// How many retries the budget has left now.
+    pub budget: u64,
+    /// How often a request is sent again at most.
+    pub max_retries: u32,
+}
+
+#[derive(Default)]
+struct Counts {
+    requests: Count,
+    retries: Count,
+    recovered: Count,
+    permanent: Count,
+    gone: Count,
+    not_idempotent: Count,
+    not_replayable: Count,
+    forbidden: Count,
+    exhausted: Count,
+    too_late: Count,
+    over_budget: Count,
+}
+
+struct Count(AtomicU64);
+
+impl Count {
+    fn add(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// Counts why there is no retry.
+    fn none(&self) -> Option<Sleep> {
+        self.add();
+        None
+    }
+
+    fn load(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Default for Count {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl Shared {
+    fn snapshot(&self) -> Snapshot {
+        let counts = &self.counts;
+        let max_retries = self.max_retries.load(Relaxed);
+        Snapshot {
+            requests: counts.requests.load(),
+            retries: counts.retries.load(),
+            recovered: counts.recovered.load(),
+            permanent: counts.permanent.load(),
+            gone: counts.gone.load(),
+            not_idempotent: counts.not_idempotent.load(),
+            not_replayable: counts.not_replayable.load(),
+            forbidden: counts.forbidden.load(),
+            exhausted: counts.exhausted.load(),
+            too_late: counts.too_late.load(),
+            over_budget: counts.over_budget.load(),
+            budget: lock(&self.budget).left(self.clock.nanos()),
+            max_retries: u32::try_from(max_retries).unwrap_or(u32::MAX),
+        }
+    }
+}
