@@ -2,8 +2,8 @@
 //!
 //! `cargo run --features retry --example retry_client`
 //!
-//! The first says when to come back, and everything gets through in the end. The second answers nothing, and
-//! gets a few requests more than without retries, instead of four times as many.
+//! The first says when to come back, and everything gets through in the end. The second answers
+//! nothing, and gets a few requests more than without retries, instead of four times as many.
 
 use std::time::{Duration, Instant};
 
@@ -47,9 +47,11 @@ async fn main() -> Result<(), BoxError> {
         let request = request.body(Payload::whole("hello"))?;
         report(&mut client, request).await?;
     }
-    println!("one whose body can be sent only once:");
-    let request = Request::post("/").body(Payload::once(Body::from("hello")))?;
-    report(&mut client, request).await?;
+    println!("two whose bodies can be sent only once:");
+    for _ in 0..2 {
+        let request = Request::post("/").body(Payload::once(Body::from("hello")))?;
+        report(&mut client, request).await?;
+    }
     println!("{:#?}\n", handle.snapshot());
 
     let policy = RetryPolicy::new(Backoff::fixed(Duration::from_millis(10)))

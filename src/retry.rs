@@ -8,7 +8,8 @@
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), BoxError> {
-//! let policy = RetryPolicy::new(Backoff::exponential(Duration::from_millis(100), Duration::from_secs(10)));
+//! let backoff = Backoff::exponential(Duration::from_millis(100), Duration::from_secs(10));
+//! let policy = RetryPolicy::new(backoff);
 //! let handle = policy.handle();
 //!
 //! # let mut answers = [503, 200].into_iter();
@@ -29,19 +30,20 @@
 //! ```
 //!
 //! # When to use it
-//! In front of a client, outside whatever limits it, with tower's own `RetryLayer`. Retry in one place: three
-//! retries at each of three layers are 64 requests for one. A server that refuses with the layers of this
-//! crate says when to come back, and this is the client that listens.
+//! In front of a client, outside whatever limits it, with tower's own `RetryLayer`. Retry in one place:
+//! three retries at each of three layers are 64 requests for one. A server that refuses with the layers
+//! of this crate says when to come back, and this is the client that listens.
 //!
 //! # Behaviour
-//! An answer is [judged](Judge) by its head ([`ByAnswer`] has the table). What is worth a retry is sent again if
-//! all of this holds; otherwise the caller gets the answer at once, as it came:
+//! An answer is [judged](Judge) by its head ([`ByAnswer`] has the table). What is worth a retry is sent
+//! again if all of this holds; otherwise the caller gets the answer at once, as it came:
 //!
-//! - **It may be done twice**, or was not done. After an error, a 500 or a lost connection, nobody knows whether
-//!   the server did what it was asked for, so only idempotent methods (GET, HEAD, OPTIONS, TRACE, PUT, DELETE) and what the caller
-//!   marks as [`Idempotent`] are sent again. Answers that say that nothing was done make an exception: 429, 503
-//!   with `retry-after`, gRPC's RESOURCE_EXHAUSTED and UNAVAILABLE with pushback, and a refusal by a layer of this
-//!   crate in the client itself. After those any request is.
+//! - **It may be done twice**, or was not done. After an error, a 500 or a lost connection, nobody
+//!   knows whether the server did what it was asked for, so only idempotent methods (GET, HEAD,
+//!   OPTIONS, TRACE, PUT, DELETE) and what the caller marks as [`Idempotent`] are sent again. Answers
+//!   that say that nothing was done make an exception: 429, 503 with `retry-after`, gRPC's
+//!   RESOURCE_EXHAUSTED and UNAVAILABLE with pushback, and a refusal by a layer of this crate in the
+//!   client itself. After those any request is.
 //! - **Its body can be sent twice**: see [`Replay`]. Extensions, headers and version go along.
 //! - **The server did not forbid it**, by a gRPC pushback that is negative or cannot be read.
 //! - **It has retries left**: [`max_retries`](RetryPolicy::max_retries), 3 unless set.
@@ -50,24 +52,24 @@
 //! - **The budget has something left**: a [`RetryBudget`] that all requests share.
 //!
 //! # How long it waits
-//! As long as the server asks for, if it does: `retry-after` with 429 and 503, in seconds or as a date (compared
-//! with the response's own `date`, so that clocks need not agree); `grpc-retry-pushback-ms` beside a `grpc-status`
-//! in the head, after which the [`Backoff`] starts anew, as gRPC has it; the hint of an
-//! [`Overloaded`](crate::Overloaded). Otherwise, and if a `retry-after` is 0 or a date that has passed, as long as
-//! the backoff says. Then up to half of that is added at random, so that those who failed together do not
-//! come back together. It is added, not drawn from zero: nobody comes back sooner than the server asked for.
-//! And never longer than [`MAX_DELAY`], whatever a server says.
+//! As long as the server asks for, if it does: `retry-after` with 429 and 503, in seconds or as a date
+//! (compared with the response's own `date`, so that clocks need not agree); `grpc-retry-pushback-ms`
+//! beside a `grpc-status` in the head, after which the [`Backoff`] starts anew, as gRPC has it; the
+//! hint of an [`Overloaded`](crate::Overloaded). Otherwise, and if a `retry-after` is 0 or a date that
+//! has passed, as long as the backoff says. Then up to half of that is added at random, so that those
+//! who failed together do not come back together. It is added, not drawn from zero: nobody comes back
+//! sooner than the server asked for. And never longer than [`MAX_DELAY`], whatever a server says.
 //!
-//! Retries wait for `tokio::time::sleep`, which tests can pause. The answer to which a retry is made is dropped
-//! before the wait, and its body with it, unread; with HTTP/1 that may cost the connection.
+//! Retries wait for `tokio::time::sleep`, which tests can pause. The answer to which a retry is made is
+//! dropped before the wait, and its body with it, unread; with HTTP/1 that may cost the connection.
 //!
 //! # Errors
-//! None of its own. The last answer is the caller's, be it a response or an error. It needs a tokio runtime with
-//! time enabled, as tower's own timeouts do.
+//! None of its own. The last answer is the caller's, be it a response or an error. It needs a tokio
+//! runtime with time enabled, as tower's own timeouts do.
 //!
 //! # Cancellation
-//! A request that is dropped while it waits for its retry is never sent again. What it took from the budget
-//! is not given back.
+//! A request that is dropped while it waits for its retry is never sent again. What it took from the
+//! budget is not given back.
 //!
 //! # Cloning
 //! Clones share the budget, the number of retries, and what is counted; so do all services that a
@@ -142,8 +144,8 @@ impl RetryPolicy {
                 clock: Clock::tokio(),
                 jitter: Jitter::default(),
                 budget: Mutex::new(RetryBudget::default()),
-                // As in the AWS SDKs and gRPC, or nearly. Who waits for an answer does not wait for ten, which is
-                // what queues of messages have; and what three did not bring is seldom there a second later.
+                // Between AWS's SDKs, which try 3 times in all, and gRPC, which tries 5 times at most.
+                // Ten retries are for queues of messages, where nobody waits for the answer.
                 max_retries: AtomicU64::new(3),
                 counts: Counts::default(),
             }),
@@ -174,16 +176,16 @@ impl<J, P> RetryPolicy<J, P> {
         self
     }
 
-    /// How long after a request was first sent its last retry may be made. A minute unless set: without a
-    /// bound, a server that says `retry-after: 86400` has its callers wait until tomorrow. `Duration::MAX` is
-    /// no bound.
+    /// How long after a request was first sent its last retry may be made. A minute unless set: without
+    /// a bound, a server that says `retry-after: 86400` has its callers wait until tomorrow.
+    /// `Duration::MAX` is no bound.
     pub fn max_elapsed(mut self, time: Duration) -> Self {
         self.max_elapsed = time;
         self
     }
 
-    /// How many retries there may be of all requests together. 20 % of them, and one each second, unless set.
-    /// A clone that was made before gets it too, and it is full.
+    /// How many retries there may be of all requests together. 20 % of them, and one each second,
+    /// unless set. A clone that was made before gets it too, and it is full.
     pub fn budget(self, budget: RetryBudget) -> Self {
         *lock(&self.shared.budget) = budget.starting(self.shared.clock.nanos());
         self
@@ -208,8 +210,8 @@ impl<J, P> RetryPolicy<J, P> {
         }
     }
 
-    /// Makes the bodies of retries another way: by a [`ReplayWith`], such as a closure. For bodies of other
-    /// crates, that do not know of [`Replay`]:
+    /// Makes the bodies of retries another way: by a [`ReplayWith`], such as a closure. For bodies of
+    /// other crates, that do not know of [`Replay`]:
     ///
     /// ```
     /// use bytes::Bytes;
@@ -238,7 +240,7 @@ impl<J, P> RetryPolicy<J, P> {
         }
     }
 
-    /// How long to wait before the next retry, and whether the backoff was asked.
+    /// How long to wait before the next retry.
     fn delay(&self, ask: Ask) -> Duration {
         let delay = match ask {
             Ask::Pushback(delay) => delay,
@@ -380,8 +382,8 @@ impl Handle {
         self.shared.snapshot()
     }
 
-    /// How often a request is sent again at most, from now on; 0 turns retries off. A retry that is being
-    /// waited for is made all the same.
+    /// How often a request is sent again at most, from now on; 0 turns retries off. A retry that is
+    /// being waited for is made all the same.
     pub fn set_max_retries(&self, retries: u32) {
         self.shared.max_retries.store(retries.into(), Relaxed);
     }

@@ -1,7 +1,7 @@
 //! How long to wait before each retry.
 //!
-//! The first retry is number 0. Whatever the number and the durations, nothing overflows: what is too long
-//! to be counted is longer than any `max`.
+//! The first retry is number 0. Whatever the number and the durations, nothing overflows: what is too
+//! long to be counted is longer than any `max`.
 
 use std::time::Duration;
 
@@ -122,8 +122,8 @@ mod tests {
         }
     }
 
-    /// Tables of 10 + 30n up to 300 are found that have it at 300 from the ninth retry on. The formula has 280
-    /// there, and reaches 300 with the next.
+    /// Tables of 10 + 30n up to 300 are found that have it at 300 from the ninth retry on. The formula
+    /// has 280 there, and reaches 300 with the next.
     #[test]
     fn linear_delays_are_as_the_formula_has_them() {
         let backoff = Backoff::linear(secs(10), secs(30), secs(300));

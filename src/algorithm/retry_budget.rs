@@ -1,25 +1,25 @@
 //! How many retries a client may make, whatever fails.
 //!
 //! A retry takes one token. Each request brings a share of one, and so does time, so that a client that
-//! sends little may retry too; and no more than a burst is saved up. In every stretch of time `t` in which
-//! `n` requests are made there are then at most
+//! sends little may retry too; and no more than a burst is saved up. In every stretch of time `t` in
+//! which `n` requests are made there are then at most
 //!
 //! ```text
 //! burst + share · n + floor · t
 //! ```
 //!
-//! retries. A token is counted in thousand-millionths, which makes a percent of one and a nanosecond's part
-//! of one a second whole numbers: nothing is rounded, so nothing drifts.
+//! retries. A token is counted in thousand-millionths, which makes a percent of one and a nanosecond's
+//! part of one a second whole numbers: nothing is rounded, so nothing drifts.
 
 /// What a token is made of.
 const TOKEN: u64 = 1_000_000_000;
 
 /// How many retries there may be: a share of all requests, and a few each second.
 ///
-/// When a server is down, each client that retries three times makes four requests of one, just when the
-/// server can do least. A budget bounds that for all requests together: with the default of
-/// `RetryBudget::percent(20)`, a server that answers nothing gets a fifth more than without retries, not four
-/// times as much; and what fails now and then is retried all the same.
+/// When a server is down, a client that retries three times makes four requests of one, just when
+/// the server can do least. A budget bounds that for all requests together: with the default of
+/// `RetryBudget::percent(20)`, a server that answers nothing gets a fifth more than without retries,
+/// not four times as much; and what fails now and then is retried all the same.
 ///
 /// ```
 /// use tower_backpressure::{RetryPolicy, retry::RetryBudget};
@@ -41,10 +41,11 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// At most so many retries for each hundred requests, 0 among them: then there is only what time brings.
+    /// At most so many retries for each hundred requests, 0 among them: then there is only what time
+    /// brings.
     ///
-    /// Time brings one each second, and 100 are saved up, unless set. A new budget is full: a client that has
-    /// just been started may retry.
+    /// Time brings one each second, and 100 are saved up, unless set. A new budget is full: a client
+    /// that has just been started may retry.
     ///
     /// # Panics
     /// If `percent` is above 1000, ten retries for each request.
@@ -62,7 +63,7 @@ impl RetryBudget {
         }
     }
 
-    /// How many retries each second brings, however few requests there are. Each clone of a program has a
+    /// How many retries each second brings, however few requests there are. Each process has a
     /// budget of its own: a thousand clients of a server that is down bring it a thousand times this.
     /// 1 unless set, and may be 0.
     pub fn per_second(self, retries: u32) -> Self {
@@ -218,7 +219,8 @@ mod tests {
     }
 
     proptest! {
-        /// In every stretch of every run; and a retry is refused only if it would break that for one of them.
+        /// In every stretch of every run; and a retry is refused only if it would break that for one of
+        /// them.
         #[test]
         fn retries_are_bounded_in_every_stretch(
             steps in steps(), percent in 0..200_u32, floor in 0..5_u32, burst in 1..8_u32,

@@ -1,7 +1,7 @@
 //! What a server asks of those who come back: `retry-after`, and gRPC's pushback.
 //!
-//! All of it is written by somebody else. What cannot be read is taken for nothing, nothing is too long to
-//! be counted, and [`MAX_DELAY`](super::MAX_DELAY) is for the policy to see to.
+//! All of it is written by somebody else. What cannot be read is taken for nothing, nothing is too long
+//! to be counted, and [`MAX_DELAY`](super::MAX_DELAY) is for the policy to see to.
 
 use std::time::Duration;
 
@@ -35,8 +35,8 @@ pub(super) fn of<B, E: 'static>(result: Result<&Response<B>, &E>) -> Ask {
     }
 }
 
-/// gRPC's pushback beside a `grpc-status`; else `retry-after`, of 429 and 503 alone: with a redirection it
-/// means something else, with the others nothing.
+/// gRPC's pushback beside a `grpc-status`; else `retry-after`, of 429 and 503 alone: with a redirection
+/// it means something else, with the others nothing.
 pub(super) fn of_headers<B>(response: &Response<B>) -> Ask {
     let headers = response.headers();
     if headers.contains_key("grpc-status") {
@@ -50,8 +50,8 @@ pub(super) fn of_headers<B>(response: &Response<B>) -> Ask {
     }
 }
 
-/// Milliseconds, as a number of 32 bits with a sign. Whatever else is there, and more than one, means that
-/// the server does not want to see the request again.
+/// Milliseconds, as a number of 32 bits with a sign. Whatever else is there, and more than one, means
+/// that the server does not want to see the request again.
 fn pushback(headers: &HeaderMap) -> Ask {
     let mut values = headers.get_all("grpc-retry-pushback-ms").iter();
     let Some(value) = values.next() else {

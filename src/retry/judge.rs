@@ -12,22 +12,23 @@ use crate::{BoxError, Overloaded, Reason};
 pub enum Verdict {
     /// It went well.
     Success,
-    /// It failed, and may go well another time. The server may have done what it was asked for, so only what
-    /// may be done twice is retried: idempotent methods, and requests that are marked as
+    /// It failed, and may go well another time. The server may have done what it was asked for, so only
+    /// what may be done twice is retried: idempotent methods, and requests that are marked as
     /// [`Idempotent`](super::Idempotent).
     Retryable,
     /// It was refused before anything was done. Any request is retried.
     Refused,
     /// It will fail another time too.
     Permanent,
-    /// There is nothing there any more, and will not be: whoever asks should stop asking. Not retried, and
-    /// [counted](super::Snapshot::gone) apart.
+    /// There is nothing there any more, and will not be: whoever asks should stop asking. Not retried,
+    /// and [counted](super::Snapshot::gone) apart.
     Gone,
 }
 
 /// Tells what an answer says about trying again.
 ///
-/// [`ByAnswer`] is the default; any closure will do. One that knows that what could not connect was not sent:
+/// [`ByAnswer`] is the default; any closure will do. One that knows that what could not connect was not
+/// sent:
 ///
 /// ```
 /// use http::Response;
@@ -76,11 +77,11 @@ where
 /// | a refusal of this crate, as an error or as the response that was made of it | refused; permanent if it asked for more than a burst |
 /// | any other error | retryable |
 ///
-/// A gRPC status goes before the HTTP one. One that comes in the trailers, after messages, is not seen: the
-/// caller has had a part of the answer by then.
+/// A gRPC status goes before the HTTP one. One that comes in the trailers, after messages, is not seen:
+/// the caller has had a part of the answer by then.
 ///
-/// A refusal of this crate is found in errors of the type [`BoxError`], which those of its layers are, and
-/// in what caused them.
+/// A refusal of this crate is found in errors of the type [`BoxError`], which those of its layers are,
+/// and in what caused them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByAnswer;
 

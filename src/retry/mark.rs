@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::clock;
 
-/// The request may be sent twice, whatever its method: it does the same as once, or it has a key by which the
-/// server can tell. An extension of HTTP requests.
+/// The request may be sent twice, whatever its method: it does the same as once, or it has a key by
+/// which the server can tell. An extension of HTTP requests.
 ///
 /// ```
 /// use http::Request;
@@ -24,8 +24,8 @@ pub struct Idempotent;
 
 /// The moment after which nobody waits for the answer any more. An extension of HTTP requests.
 ///
-/// No retry is waited for that could not be made before then; the answer that there is, is given at once. It
-/// does not end a request that is on its way: that is what a timeout is for.
+/// No retry is waited for that could not be made before then; the answer that there is, is given at
+/// once. It does not end a request that is on its way: that is what a timeout is for.
 ///
 /// ```
 /// use std::time::Duration;

@@ -12,15 +12,15 @@ use pin_project_lite::pin_project;
 
 /// A body that may be sent again. A request whose body is not, is sent once and its answer is final.
 ///
-/// For bodies of other crates there is [`RetryPolicy::replay`](super::RetryPolicy::replay), and for those of
-/// which some can be sent again and some cannot, [`ReplayBody`].
+/// For bodies of other crates there is [`RetryPolicy::replay`](super::RetryPolicy::replay), and for
+/// those of which some can be sent again and some cannot, [`ReplayBody`].
 #[diagnostic::on_unimplemented(
     message = "a policy cannot tell whether a body of type `{Self}` can be sent again",
     note = "say how with `.replay(|body: &{Self}| …)` on the `RetryPolicy`, such as `Some(body.clone())`; or send a `ReplayBody`"
 )]
 pub trait Replay: Sized {
-    /// The same body from its beginning, or nothing if that cannot be had. Asked for before the request is
-    /// sent, and so for every request: it should cost little.
+    /// The same body from its beginning, or nothing if that cannot be had. Asked for before the request
+    /// is sent, and so for every request: it should cost little.
     fn replay(&self) -> Option<Self>;
 }
 
@@ -58,17 +58,18 @@ impl<B, F: Fn(&B) -> Option<B>> ReplayWith<B> for F {
 }
 
 pin_project! {
-    /// A body that is either whole, and can be sent as often as one likes, or a stream, and is sent once.
+    /// A body that is either whole, and can be sent as often as one likes, or a stream, and is sent
+    /// once.
     ///
     /// ```
-    /// use http::Request;
+    /// use bytes::Bytes;
     /// use http_body_util::Full;
     /// use tower_backpressure::retry::{Replay, ReplayBody};
     ///
-    /// let whole: ReplayBody<Full<_>> = ReplayBody::whole("a few bytes");
+    /// let whole = ReplayBody::<Full<Bytes>>::whole("a few bytes");
     /// assert!(whole.replay().is_some());
     ///
-    /// let stream = Full::from("might as well come from a socket");
+    /// let stream = Full::<Bytes>::from("might as well come from a socket");
     /// assert!(ReplayBody::once(stream).replay().is_none());
     /// ```
     ///
