@@ -76,6 +76,7 @@
 //! `RetryLayer` makes. A budget is about one server: take one policy for each.
 
 mod ask;
+mod counts;
 mod http_date;
 mod judge;
 mod mark;
@@ -87,8 +88,9 @@ use http::{Request, Response};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::retry::Policy;
 
-use self::ask::Ask;
+use self::{ask::Ask, counts::Counts};
 pub use self::{
+    counts::Snapshot,
     judge::{ByAnswer, Judge, Verdict},
     mark::{Deadline, Idempotent},
     replay::{OfItself, Replay, ReplayBody, ReplayWith},
@@ -187,7 +189,7 @@ impl<J, P> RetryPolicy<J, P> {
     /// How many retries there may be of all requests together. 20 % of them, and one each second,
     /// unless set. A clone that was made before gets it too, and it is full.
     pub fn budget(self, budget: RetryBudget) -> Self {
-        *lock(&self.shared.budget) = budget.starting(self.shared.clock.nanos());
+        *lock(&self.shared.budget) = budget;
         self
     }
 
@@ -356,6 +358,13 @@ impl<J, P> fmt::Debug for RetryPolicy<J, P> {
     }
 }
 
+impl Shared {
+    fn snapshot(&self) -> Snapshot {
+        let budget = lock(&self.budget).left(self.clock.nanos());
+        self.counts.snapshot(budget, self.max_retries.load(Relaxed))
+    }
+}
+
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.snapshot().fmt(f)
@@ -386,99 +395,5 @@ impl Handle {
     /// being waited for is made all the same.
     pub fn set_max_retries(&self, retries: u32) {
         self.shared.max_retries.store(retries.into(), Relaxed);
-    }
-}
-
-/// What has become of requests. Each that was not retried, or not again, is counted once, by the first
-/// reason that there was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Snapshot {
-    /// Requests, each counted once however often it was sent.
-    pub requests: u64,
-    /// Retries.
-    pub retries: u64,
-    /// Requests that went well at a retry.
-    pub recovered: u64,
-    /// Answers that say that it will fail another time too.
-    pub permanent: u64,
-    /// Answers that say that there is nothing there any more: 410.
-    pub gone: u64,
-    /// Failures of requests that cannot be done twice, where it is not known whether they were done.
-    pub not_idempotent: u64,
-    /// Requests whose body can be sent only once; whatever became of them.
-    pub not_replayable: u64,
-    /// Answers that forbid a retry.
-    pub forbidden: u64,
-    /// Requests that have been retried as often as one may be.
-    pub exhausted: u64,
-    /// Requests whose retry would have come after their deadline, or after `max_elapsed`.
-    pub too_late: u64,
-    /// Requests for which the budget had nothing left.
-    pub over_budget: u64,
-    /// How many retries the budget has left now.
-    pub budget: u64,
-    /// How often a request is sent again at most.
-    pub max_retries: u32,
-}
-
-#[derive(Default)]
-struct Counts {
-    requests: Count,
-    retries: Count,
-    recovered: Count,
-    permanent: Count,
-    gone: Count,
-    not_idempotent: Count,
-    not_replayable: Count,
-    forbidden: Count,
-    exhausted: Count,
-    too_late: Count,
-    over_budget: Count,
-}
-
-struct Count(AtomicU64);
-
-impl Count {
-    fn add(&self) {
-        self.0.fetch_add(1, Relaxed);
-    }
-
-    /// Counts why there is no retry.
-    fn none(&self) -> Option<Sleep> {
-        self.add();
-        None
-    }
-
-    fn load(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
-impl Default for Count {
-    fn default() -> Self {
-        Self(AtomicU64::new(0))
-    }
-}
-
-impl Shared {
-    fn snapshot(&self) -> Snapshot {
-        let counts = &self.counts;
-        let max_retries = self.max_retries.load(Relaxed);
-        Snapshot {
-            requests: counts.requests.load(),
-            retries: counts.retries.load(),
-            recovered: counts.recovered.load(),
-            permanent: counts.permanent.load(),
-            gone: counts.gone.load(),
-            not_idempotent: counts.not_idempotent.load(),
-            not_replayable: counts.not_replayable.load(),
-            forbidden: counts.forbidden.load(),
-            exhausted: counts.exhausted.load(),
-            too_late: counts.too_late.load(),
-            over_budget: counts.over_budget.load(),
-            budget: lock(&self.budget).left(self.clock.nanos()),
-            max_retries: u32::try_from(max_retries).unwrap_or(u32::MAX),
-        }
     }
 }

@@ -87,15 +87,6 @@ impl RetryBudget {
         }
     }
 
-    /// The same, full, from `now` on: what passed before brings nothing.
-    pub(crate) fn starting(self, now: u64) -> Self {
-        Self {
-            there: self.most,
-            settled: now,
-            ..self
-        }
-    }
-
     /// A request is made.
     pub(crate) fn deposit(&mut self) {
         self.there = self.there.saturating_add(self.share).min(self.most);
@@ -145,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_new_one_is_full_and_is_spent() {
-        let mut budget = RetryBudget::percent(20).burst(3).starting(5 * SEC);
+        let mut budget = RetryBudget::percent(20).burst(3);
         assert_eq!(budget.left(5 * SEC), 3);
         assert_eq!(withdrawn(&mut budget, 5 * SEC), 3);
         assert_eq!(budget.left(5 * SEC), 0);

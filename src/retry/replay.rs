@@ -12,8 +12,10 @@ use pin_project_lite::pin_project;
 
 /// A body that may be sent again. A request whose body is not, is sent once and its answer is final.
 ///
-/// For bodies of other crates there is [`RetryPolicy::replay`](super::RetryPolicy::replay), and for
-/// those of which some can be sent again and some cannot, [`ReplayBody`].
+/// Bodies that are opaque streams, as those of tonic's clients, cannot: collect them, and send what has
+/// been collected. For bodies of other crates there is
+/// [`RetryPolicy::replay`](super::RetryPolicy::replay), and for those of which some can be sent again
+/// and some cannot, [`ReplayBody`].
 #[diagnostic::on_unimplemented(
     message = "a policy cannot tell whether a body of type `{Self}` can be sent again",
     note = "say how with `.replay(|body: &{Self}| …)` on the `RetryPolicy`, such as `Some(body.clone())`; or send a `ReplayBody`"
@@ -71,6 +73,7 @@ pin_project! {
     ///
     /// let stream = Full::<Bytes>::from("might as well come from a socket");
     /// assert!(ReplayBody::once(stream).replay().is_none());
+    /// assert!(ReplayBody::once(Full::<Bytes>::default()).replay().is_some()); // nothing is in it
     /// ```
     ///
     /// Its data are [`Bytes`], as those of hyper's, axum's and tonic's bodies.
@@ -97,7 +100,8 @@ impl<B> ReplayBody<B> {
         }
     }
 
-    /// It is gone when it has been sent.
+    /// It is gone when it has been sent, unless it is at its end before that, as the body of a GET that
+    /// is passed on: nothing can be sent as often as one likes.
     pub fn once(body: B) -> Self {
         Self {
             kind: Kind::Once { body },
@@ -105,10 +109,11 @@ impl<B> ReplayBody<B> {
     }
 }
 
-impl<B> Replay for ReplayBody<B> {
+impl<B: Body> Replay for ReplayBody<B> {
     fn replay(&self) -> Option<Self> {
         match &self.kind {
             Kind::Whole { bytes } => Some(Self::whole(bytes.clone())),
+            Kind::Once { body } if body.is_end_stream() => Some(Self::default()),
             Kind::Once { .. } => None,
         }
     }
