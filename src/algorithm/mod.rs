@@ -1,9 +1,9 @@
 //! The maths, pure: no clock, lock, task, random source or logging. Time comes in as an argument.
 
 pub(crate) mod aimd;
-pub(crate) mod breaker;
 #[cfg(feature = "retry")]
 pub(crate) mod backoff;
+pub(crate) mod breaker;
 pub(crate) mod codel;
 pub(crate) mod drain_rate;
 pub(crate) mod failure_window;
