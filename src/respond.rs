@@ -45,10 +45,10 @@
 //!
 //! # Cancellation
 //! Nothing is held. A WebSocket is closed in a task of its own, which ends after two seconds at the
-//! latest; there are at most 1024 of them, and past that it is a plain 503.
+//! latest; there are at most 1024 of them in a process, and past that it is a plain 503.
 //!
 //! # Cloning
-//! Clones share their settings, and the bound on sockets that are being closed.
+//! Clones share their settings.
 
 mod body;
 mod connect;
@@ -63,8 +63,9 @@ use std::{
     convert::Infallible,
     fmt,
     future::Future,
+    ops::Deref,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -82,7 +83,25 @@ use crate::{BoxError, Overloaded, Reason, jitter::Jitter};
 /// Answers [`Overloaded`] as the protocol expects. See the [module](self) for all of it.
 #[derive(Clone, Debug, Default)]
 pub struct OverloadResponseLayer {
-    settings: Arc<Settings>,
+    settings: Shared,
+}
+
+/// The settings that a layer and all it makes share. Those of most layers are the usual ones, of which
+/// there is only one: so nothing is counted when servers clone a service for each request.
+#[derive(Clone, Default)]
+struct Shared(Option<Arc<Settings>>);
+
+static USUAL: LazyLock<Settings> = LazyLock::new(Settings::default);
+
+impl Deref for Shared {
+    type Target = Settings;
+
+    fn deref(&self) -> &Settings {
+        match &self.0 {
+            Some(settings) => settings,
+            None => &USUAL,
+        }
+    }
 }
 
 type Respond = dyn Fn(&Refusal<'_>) -> Option<Response<Bytes>> + Send + Sync;
@@ -140,7 +159,7 @@ impl OverloadResponseLayer {
     fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = Settings::clone(&self.settings);
         set(&mut settings);
-        self.settings = Arc::new(settings);
+        self.settings = Shared(Some(Arc::new(settings)));
         self
     }
 
@@ -217,7 +236,7 @@ impl OverloadResponseLayer {
     }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("message", &self.message)
@@ -330,7 +349,7 @@ impl<S> Layer<S> for OverloadResponseLayer {
     fn layer(&self, inner: S) -> OverloadResponse<S> {
         OverloadResponse {
             inner,
-            settings: Arc::clone(&self.settings),
+            settings: self.settings.clone(),
             failed: None,
         }
     }
@@ -340,7 +359,7 @@ impl<S> Layer<S> for OverloadResponseLayer {
 #[derive(Debug)]
 pub struct OverloadResponse<S> {
     inner: S,
-    settings: Arc<Settings>,
+    settings: Shared,
     /// The error of the inner service's `poll_ready`, for `call` to answer with.
     failed: Option<BoxError>,
 }
@@ -374,7 +393,7 @@ where
         OverloadResponseFuture {
             state,
             caller: Some(caller),
-            settings: Arc::clone(&self.settings),
+            settings: self.settings.clone(),
         }
     }
 }
@@ -383,7 +402,7 @@ impl<S: Clone> Clone for OverloadResponse<S> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            settings: Arc::clone(&self.settings),
+            settings: self.settings.clone(),
             failed: None,
         }
     }
@@ -396,7 +415,7 @@ pin_project! {
         state: State<F>,
         // Until it is answered.
         caller: Option<Caller>,
-        settings: Arc<Settings>,
+        settings: Shared,
     }
 }
 
