@@ -176,6 +176,28 @@ async fn the_hint_is_the_depth_over_the_drain() {
     assert_eq!(refused().await, 5 * SEC);
 }
 
+/// Even the first that is refused knows how fast messages were received while it waited.
+#[tokio::test(start_paused = true)]
+async fn the_drain_is_measured_while_a_sender_waits() {
+    let (commands, mut processor) = bounded(10);
+    for command in 0..10 {
+        commands.send(command).await.unwrap();
+    }
+    let mut first: Vec<_> = (0..5).map(|n| Box::pin(commands.send(n))).collect();
+    first.retain_mut(|send| poll(send).is_pending());
+    let mut last = Box::pin(commands.send_within(15, SEC));
+    assert!(poll(&mut last).is_pending());
+    for _ in 0..4 {
+        advance(250 * MS).await;
+        processor.recv().await.unwrap();
+        first.retain_mut(|send| poll(send).is_pending());
+    }
+    let Poll::Ready(Err(unsent)) = poll(&mut last) else {
+        panic!("four were in front of it")
+    };
+    assert_eq!(unsent.overloaded().unwrap().retry_after(), 2500 * MS);
+}
+
 /// A service may answer with it, and an `OverloadResponseLayer` knows what it is.
 #[tokio::test(start_paused = true)]
 async fn an_unsent_message_is_an_error_that_says_when_to_come_back() {

@@ -4,7 +4,6 @@ mod support;
 
 use std::{
     convert::Infallible,
-    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -476,67 +475,5 @@ async fn an_http_server_says_503_to_new_tasks_when_critical_and_to_all_writes_at
 async fn fill(steps: &channel::Sender<u32>, count: u32) {
     for step in 0..count {
         steps.send(step).await.unwrap();
-    }
-}
-
-#[test]
-fn a_change_is_logged_once_with_the_probe_and_the_ratio() {
-    let lines = Lines::default();
-    let log = Arc::clone(&lines.0);
-    tracing::subscriber::with_default(lines, || {
-        let queue = Queue::default();
-        let handle = layer(&queue).name("orders").handle();
-        for depth in [0, 750, 760, 860, 820, 960, 960, 100, 100] {
-            queue.set(depth);
-            let _ = handle.check(Work::New);
-        }
-    });
-    assert_eq!(
-        *log.lock().unwrap(),
-        [
-            "WARN layer=orders probe=queue ratio=0.75 from=normal to=warning",
-            "WARN layer=orders probe=queue ratio=0.86 from=warning to=critical",
-            "WARN layer=orders probe=queue ratio=0.96 from=critical to=overflow",
-            "INFO layer=orders probe=queue ratio=0.1 from=overflow to=normal",
-        ]
-    );
-}
-
-/// A subscriber that keeps what is logged.
-#[derive(Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Lines {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().starts_with("tower_backpressure")
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut line = Line(event.metadata().level().to_string());
-        event.record(&mut line);
-        self.0.lock().unwrap().push(line.0);
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-struct Line(String);
-
-impl tracing::field::Visit for Line {
-    fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
-        self.0 += &format!(" {field}={value}");
-    }
-
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
-        if field.name() != "message" {
-            self.0 += &format!(" {field}={value:?}");
-        }
     }
 }

@@ -127,24 +127,22 @@ impl Ledger {
     fn snapshot(&self) -> Snapshot {
         let now = self.clock.nanos();
         let book = lock(&self.book);
-        // A message that has been taken out frees its place before its stamp is. If another one has taken
+        // A message that is received frees its place before its stamp is taken out. If another one has
         // that place by now, there is a stamp too many, of one that is as good as received.
         let depth = book.stamps.len().min(self.capacity);
-        let leaving = (book.stamps.len() - depth) as u64;
+        let leaving = book.stamps.len() - depth;
+        let oldest = book.stamps.get(leaving);
         Snapshot {
             capacity: self.capacity,
             depth,
             saturation: ratio(depth, self.capacity),
             waiting: self.waiting.load(Relaxed),
             sent: book.sent,
-            received: book.received + leaving,
+            received: book.received + leaving as u64,
             discarded: book.discarded,
             dropped: self.dropped.load(Relaxed),
             timed_out: self.timed_out.load(Relaxed),
-            oldest_age: book
-                .stamps
-                .front()
-                .map(|at| Duration::from_nanos(now.saturating_sub(*at))),
+            oldest_age: oldest.map(|at| Duration::from_nanos(now.saturating_sub(*at))),
             closed: book.closed,
         }
     }
@@ -244,4 +242,49 @@ pub struct Snapshot {
     pub oldest_age: Option<Duration>,
     /// Whether the receiver is closed or gone, and nothing more can be sent.
     pub closed: bool,
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+
+    /// The receiver has the first one, and the third one has its place, but its stamp is still there.
+    #[tokio::test(start_paused = true)]
+    async fn a_message_on_its_way_out_is_as_good_as_received() {
+        let ledger = Arc::new(Ledger::new(2));
+        let mut first = 0;
+        for n in 0..3 {
+            let at = ledger.enter().unwrap();
+            first = if n == 0 { at } else { first };
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        let expected = |snapshot: &Snapshot| {
+            assert_eq!((snapshot.depth, snapshot.saturation), (2, 1.0));
+            assert_eq!((snapshot.sent, snapshot.received), (3, 1));
+            assert_eq!(snapshot.oldest_age, Some(Duration::from_secs(2)));
+        };
+        expected(&ledger.snapshot());
+        assert_eq!(Handle::new(&ledger).depth(), 2);
+        ledger.leave(first);
+        expected(&ledger.snapshot());
+    }
+
+    /// Two senders that are at it at once may enter their stamps in one order, and their messages in the
+    /// other.
+    #[tokio::test(start_paused = true)]
+    async fn what_leaves_takes_its_own_stamp_along() {
+        let ledger = Ledger::new(3);
+        let first = ledger.enter().unwrap();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let second = ledger.enter().unwrap();
+        ledger.leave(second);
+        let oldest = ledger.snapshot().oldest_age;
+        assert_eq!(
+            oldest,
+            Some(Duration::from_secs(1)),
+            "the first is there still"
+        );
+        ledger.leave(first);
+        assert_eq!(ledger.snapshot().oldest_age, None);
+    }
 }
