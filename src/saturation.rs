@@ -58,9 +58,10 @@
 //! closure. It is asked only when the level is critical or worse.
 //!
 //! Probes are asked by the request that finds that 10 ms have gone by since they were last
-//! ([`sample_every`](SaturationLayer::sample_every)), before it is decided on. Others decide by the last
-//! level meanwhile, without a lock, so a probe must not block: one that asks a database tells what a task
-//! of yours has last seen. One that panics says nothing at that time; it is logged and counted.
+//! ([`sample_every`](SaturationLayer::sample_every)), before it is decided on. Others decide by the
+//! last level meanwhile, without a lock, so a probe must not block: one that asks a database tells what
+//! a task of yours has last seen. One that panics says nothing at that time; it is logged and counted.
+//! So a level is advice, not a limit: what comes at the same moment may all pass.
 //!
 //! The layer is ready when its inner service is. It decides in `call`; a refusal gives back what the
 //! inner service had reserved.

@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn no_limit_and_huge_numbers_do_no_harm() {
-        assert_eq!(at(0, 0), Normal);
+        assert_eq!((ratio(0, 0), at(0, 0)), (0.0, Normal));
         assert_eq!(at(1, 0), Overflow);
         assert_eq!(at(usize::MAX, 1), Overflow);
         assert_eq!(at(1, usize::MAX), Normal);

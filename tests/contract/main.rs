@@ -15,13 +15,7 @@ mod readiness;
 mod rejection;
 mod wakeups;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use support::Probe;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
@@ -219,7 +213,6 @@ contract! {
         .layer(KeyedConcurrencyLimitLayer::new(2, key))
         .layer(ConcurrencyLimitLayer::new(1));
     saturation: IsServed, saturation(|| (0, 1));
-    saturation_of_one: IsRefused, saturation_of_one();
     saturation_over_concurrency_limit: Waits, ServiceBuilder::new()
         .layer(saturation(|| (0, 1)))
         .layer(ConcurrencyLimitLayer::new(1));
@@ -251,29 +244,6 @@ fn saturation(probe: impl Queue) -> SaturationLayer<fn(&u32) -> Work> {
     saturation
         .sample_every(Duration::ZERO)
         .classify(|_: &u32| Work::New)
-}
-
-/// For one request at a time: its queue is what is in flight inside it.
-fn saturation_of_one() -> impl Layer<Probe, Service: Subject> {
-    struct InFlight(Arc<AtomicUsize>);
-    impl Drop for InFlight {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, SeqCst);
-        }
-    }
-    let count = Arc::new(AtomicUsize::new(0));
-    let depth = Arc::clone(&count);
-    let layer = saturation(move || (depth.load(SeqCst), 1));
-    ServiceBuilder::new()
-        .layer(layer)
-        .map_future(move |response: support::ProbeFuture| {
-            count.fetch_add(1, SeqCst);
-            let in_flight = InFlight(Arc::clone(&count));
-            support::boxed(async move {
-                let _in_flight = in_flight;
-                response.await
-            })
-        })
 }
 
 fn tenant(request: &u32) -> Option<String> {
