@@ -134,7 +134,7 @@ impl<T> Sender<T> {
     /// A name of its own, for [`Overloaded::layer`](crate::Overloaded::layer) and as a probe of a
     /// [`SaturationLayer`](crate::SaturationLayer). It is the channel's; the first name given stays.
     pub fn name(self, name: &'static str) -> Self {
-        self.ledger.set_name(name);
+        self.ledger.name.set(name);
         self
     }
 

@@ -91,6 +91,10 @@
 //! your service          (with a Timeout inside the limit, where a failure counts as one)
 //! ```
 //!
+//! A [`SaturationLayer`] goes where `KeyedRateLimit` is: what is going to be refused need not queue. A
+//! [`CircuitBreakerLayer`] goes around what the service itself depends on, a database or another service,
+//! and a [`KeyedConcurrencyLimitLayer`] outside a limit for all, or it hoards that limit's permits.
+//!
 //! A fixed `ConcurrencyLimit` does as well where you know the number. Without a `Wfq`, requests wait for
 //! the limit in the order in which they came. A [`LoadShedLayer`] goes outside the limit if nothing is to
 //! wait at all, or innermost, for a service that is itself not always ready.

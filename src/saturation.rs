@@ -169,7 +169,7 @@ impl<C> SaturationLayer<C> {
 
     /// A name of its own, for [`Overloaded::layer`] and for logs. The first name given stays.
     pub fn name(self, name: &'static str) -> Self {
-        self.watch.set_name(name);
+        self.watch.name.set(name);
         self
     }
 

@@ -1,9 +1,10 @@
 //! What is known of a channel, whatever its messages are.
 
-use std::{collections::VecDeque, fmt, sync::OnceLock, time::Duration};
+use std::{collections::VecDeque, fmt, time::Duration};
 
 use crate::{
     Clock, Overloaded, Reason,
+    admission::bounds::Name,
     algorithm::{drain_rate::DrainRate, levels::ratio},
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock},
 };
@@ -14,7 +15,7 @@ const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 pub(super) struct Ledger {
     capacity: usize,
-    name: OnceLock<&'static str>,
+    pub(super) name: Name,
     clock: Clock,
     /// As in the book, for those who look without its lock.
     depth: AtomicUsize,
@@ -47,7 +48,7 @@ impl Ledger {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
-            name: OnceLock::new(),
+            name: Name::new("channel"),
             clock: Clock::default(),
             depth: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -55,14 +56,6 @@ impl Ledger {
             timed_out: AtomicU64::new(0),
             book: Mutex::default(),
         }
-    }
-
-    pub(super) fn set_name(&self, name: &'static str) {
-        let _ = self.name.set(name);
-    }
-
-    fn name(&self) -> &'static str {
-        self.name.get().unwrap_or(&"channel")
     }
 
     /// A message is about to be put into the queue; gives its stamp, or nothing if nobody would receive
@@ -113,7 +106,7 @@ impl Ledger {
     pub(super) fn timed_out(&self) -> Overloaded {
         self.timed_out.fetch_add(1, Relaxed);
         let wait = self.look().unwrap_or(DEFAULT_RETRY_AFTER);
-        Overloaded::new(self.name(), Reason::WaitTimeout, wait)
+        Overloaded::new(self.name.get(), Reason::WaitTimeout, wait)
     }
 
     /// How long what is in the queue takes to drain, if that is known.
@@ -151,7 +144,7 @@ impl Ledger {
 impl fmt::Debug for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Channel")
-            .field("name", &self.name())
+            .field("name", &self.name.get())
             .field("depth", &self.depth.load(Relaxed))
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
@@ -191,7 +184,7 @@ impl Handle {
 
     /// The name that the channel was given, or `"channel"`.
     pub fn name(&self) -> &'static str {
-        self.ledger.name()
+        self.ledger.name.get()
     }
 
     /// How many messages it has room for.

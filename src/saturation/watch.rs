@@ -1,6 +1,6 @@
 //! The level of a [`Saturation`](super::Saturation), and who may look for it.
 
-use std::{fmt, sync::OnceLock, time::Duration};
+use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 
@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     ConfigError, Overloaded, Reason,
+    admission::bounds::Name,
     admission::bounds::nanos,
     algorithm::levels::{Fall, Levels},
     clock,
@@ -28,7 +29,7 @@ const RETRY_AFTER_OVERFLOW: Duration = Duration::from_secs(10);
 
 pub(super) struct Watch {
     pub(super) probes: Probes,
-    name: OnceLock<&'static str>,
+    pub(super) name: Name,
     /// What time is counted from, in nanoseconds.
     made: Instant,
     every: AtomicU64,
@@ -81,7 +82,7 @@ impl Watch {
     pub(super) fn new() -> Self {
         Self {
             probes: Probes::default(),
-            name: OnceLock::new(),
+            name: Name::new("saturation"),
             made: clock::instant(),
             every: AtomicU64::new(nanos(DEFAULT_EVERY)),
             due: AtomicU64::new(0),
@@ -92,14 +93,6 @@ impl Watch {
             rejected_at_overflow: AtomicU64::new(0),
             state: Mutex::default(),
         }
-    }
-
-    pub(super) fn set_name(&self, name: &'static str) {
-        let _ = self.name.set(name);
-    }
-
-    fn name(&self) -> &'static str {
-        self.name.get().unwrap_or(&"saturation")
     }
 
     pub(super) fn set_every(&self, every: Duration) {
@@ -154,7 +147,11 @@ impl Watch {
         let mut panics = 0;
         let worst = self.probes.worst(|probe| {
             panics += 1;
-            tracing::error!(layer = self.name(), probe, "a saturation probe panicked");
+            tracing::error!(
+                layer = self.name.get(),
+                probe,
+                "a saturation probe panicked"
+            );
         });
         let ratio = worst.map_or(0.0, |worst| worst.ratio);
 
@@ -174,7 +171,7 @@ impl Watch {
         drop(state);
 
         let probe = worst.map_or("", |worst| worst.probe);
-        let (layer, from, to) = (self.name(), before.as_str(), level.as_str());
+        let (layer, from, to) = (self.name.get(), before.as_str(), level.as_str());
         if level > before {
             tracing::warn!(layer, probe, ratio, from, to, "saturation has risen");
         } else if level < before {
@@ -201,7 +198,7 @@ impl Watch {
         });
         drop(state);
         let wait = wait.unwrap_or(unknown);
-        Box::new(Overloaded::new(self.name(), Reason::Saturated, wait))
+        Box::new(Overloaded::new(self.name.get(), Reason::Saturated, wait))
     }
 
     pub(super) fn snapshot(&self, now: Instant) -> Snapshot {
@@ -223,7 +220,7 @@ impl Watch {
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch")
-            .field("name", &self.name())
+            .field("name", &self.name.get())
             .field("level", &Level::from_index(self.level.load(Relaxed)))
             .field("probes", &self.probes.names().collect::<Vec<_>>())
             .finish_non_exhaustive()
