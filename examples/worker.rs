@@ -2,7 +2,8 @@
 //!
 //! `cargo run --example worker` ends by itself when all is done; Ctrl-C ends it earlier, and then what was
 //! begun is finished and the rest stays in the table. In a server the table is one in a database, and `claim`
-//! is an `UPDATE … WHERE id = (SELECT … FOR UPDATE SKIP LOCKED LIMIT 1)`.
+//! is an `UPDATE … WHERE id = (SELECT … FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING …`. It is not one of the
+//! branches of a `select!`: if it were dropped after it was committed, nobody would know of the job.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -37,15 +38,25 @@ struct Table {
 }
 
 impl Table {
-    /// Waits for a job. If this is dropped before it is done, none was claimed.
-    async fn claim(&self) -> Job {
+    /// Waits until there is a job. Another worker may be faster.
+    async fn has_new(&self) {
         loop {
             let inserted = self.inserted.notified();
-            if let Some(job) = self.new.lock().expect("no panic").pop_front() {
-                return job;
+            if !self.new.lock().expect("no panic").is_empty() {
+                return;
             }
             inserted.await;
         }
+    }
+
+    /// To be awaited to its end.
+    async fn claim(&self) -> Option<Job> {
+        self.new.lock().expect("no panic").pop_front()
+    }
+
+    fn insert(&self, jobs: impl IntoIterator<Item = Job>) {
+        self.new.lock().expect("no panic").extend(jobs);
+        self.inserted.notify_waiters();
     }
 }
 
@@ -76,7 +87,10 @@ impl Worker {
                 _ = self.shutdown.changed() => break,
                 () = sleep(Duration::from_millis(10)), if results_pile_up => continue,
                 Some(job) = self.critical.recv() => job,
-                job = self.table.claim() => job,
+                () = self.table.has_new() => match self.table.claim().await {
+                    Some(job) => job,
+                    None => continue,
+                },
                 // Only while there is room to spare for what is more important.
                 Some(job) = self.low.recv(), if self.limit.has_capacity(0.8) => job,
                 () = sleep(Duration::from_millis(100)) => continue, // looks again
@@ -84,6 +98,12 @@ impl Worker {
             let (completions, events) = (self.completions.clone(), self.events.clone());
             self.running.spawn(run(job, permit, completions, events));
             while self.running.try_join_next().is_some() {}
+        }
+        // What nobody has begun is put where another worker finds it.
+        for queue in [&mut self.critical, &mut self.low] {
+            queue.close();
+            self.table
+                .insert(std::iter::from_fn(|| queue.try_recv().ok()));
         }
         while self.running.try_join_next().is_some() {}
         println!("draining: {} jobs still run", self.running.len());
@@ -97,12 +117,16 @@ async fn run(
     completions: Sender<(Job, Result<(), String>)>,
     events: LossySender<String>,
 ) {
-    let work = tokio::spawn(handle(job.id));
+    let mut work = tokio::spawn(handle(job.id));
     // However it ends, there is a result.
-    let result = match timeout(JOB_TIMEOUT, work).await {
+    let result = match timeout(JOB_TIMEOUT, &mut work).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(panicked)) => Err(panicked.to_string()),
-        Err(_) => Err("took too long".to_owned()),
+        Err(_) => {
+            work.abort(); // and is gone before its permit is
+            let _ = work.await;
+            Err("took too long".to_owned())
+        }
     };
     drop(permit); // before the result is sent, which may have to wait
     events.offer(format!("{} job {} is over", job.priority, job.id)); // whoever listens, or nobody
@@ -140,8 +164,7 @@ async fn main() -> Result<(), BoxError> {
         id,
         priority: "normal",
     });
-    table.new.lock().expect("no panic").extend(rows);
-    table.inserted.notify_waiters();
+    table.insert(rows);
     for id in 0..critical_count {
         critical
             .send(Job {

@@ -62,8 +62,9 @@
 //! refusal; [`ByStatus`](crate::ByStatus) for HTTP and gRPC. Requests that were sent before the circuit last
 //! changed do not count: a late timeout does not open a circuit that has just closed.
 //!
-//! The layer is as ready as its inner service, and decides in `call`; a refusal gives back what the
-//! inner service had reserved.
+//! The layer is as ready as its inner service, but while it refuses it is ready at once: nobody waits for
+//! a permit further in only to be refused. Otherwise it decides in `call`; a refusal there gives back what
+//! the inner service had reserved.
 //!
 //! # Errors
 //! [`Overloaded`](crate::Overloaded) with [`Reason::CircuitOpen`](crate::Reason::CircuitOpen).
@@ -84,7 +85,7 @@ mod config;
 mod judging;
 
 use std::{
-    fmt,
+    fmt, mem,
     task::{Context, Poll},
 };
 
@@ -95,7 +96,10 @@ pub(crate) use self::judging::Judging;
 pub use self::{config::CircuitBreakerConfig, judging::CircuitResponseFuture};
 use crate::{
     BoxError, ByResult, Classify, ResponseFuture,
-    admission::circuit::{Circuit, Pass},
+    admission::{
+        circuit::{Circuit, Pass},
+        shed,
+    },
     sync::Arc,
 };
 pub use crate::{admission::circuit::Snapshot, algorithm::breaker::State};
@@ -160,6 +164,7 @@ impl<S, C: Clone> Layer<S> for CircuitBreakerLayer<C> {
         CircuitBreaker {
             inner,
             layer: self.clone(),
+            refusing: false,
         }
     }
 }
@@ -173,10 +178,12 @@ impl<C> fmt::Debug for CircuitBreakerLayer<C> {
 }
 
 /// A service that is left alone while it fails. Made by [`CircuitBreakerLayer`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct CircuitBreaker<S, C = ByResult> {
     inner: S,
     layer: CircuitBreakerLayer<C>,
+    /// The circuit refused before the inner service was asked whether it is ready. Good for one call.
+    refusing: bool,
 }
 
 impl<S, R, C> Service<R> for CircuitBreaker<S, C>
@@ -189,17 +196,26 @@ where
     type Error = BoxError;
     type Future = CircuitResponseFuture<S::Future, C, Pass>;
 
+    /// Ready when the inner service is, and at once to refuse.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.refusing = self.layer.circuit.is_refusing();
+        if self.refusing {
+            shed::note_refusing(); // `call` says so
+            return Poll::Ready(Ok(()));
+        }
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
+        if mem::take(&mut self.refusing) {
+            return ResponseFuture::refused(self.layer.circuit.refuse_now());
+        }
         match Pass::enter(&self.layer.circuit) {
             Ok(pass) => {
-                let judging = Judging::new(pass, self.layer.classify.clone());
-                ResponseFuture::admitted(self.inner.call(request), judging)
+                let classify = self.layer.classify.clone();
+                Judging::call(pass, classify, || self.inner.call(request))
             }
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
@@ -207,6 +223,12 @@ where
                 ResponseFuture::refused(refusal)
             }
         }
+    }
+}
+
+impl<S: Clone, C: Clone> Clone for CircuitBreaker<S, C> {
+    fn clone(&self) -> Self {
+        self.layer.layer(self.inner.clone())
     }
 }
 

@@ -211,7 +211,10 @@ impl HoldKind for UntilBodyEnd {
 pub(crate) mod sealed {
     use crate::{BoxError, Permit};
 
-    pub trait Sealed {}
+    pub trait Sealed {
+        /// The inner service has panicked. What is held may yet be kept, by whoever catches that.
+        fn panicked(&mut self) {}
+    }
     impl<P> Sealed for super::UntilResponse<P> {}
     impl<P> Sealed for super::UntilBodyEnd<P> {}
     impl Sealed for () {}

@@ -37,12 +37,15 @@
 //!
 //! # Behaviour
 //! Each key has a circuit that behaves as [that of one service](crate::circuit_breaker). The key is whatever a
-//! function makes of the request; requests without one (`None`) share a circuit.
+//! function makes of the request; requests without one (`None`) share a circuit, which a [`Handle`] does not
+//! know of. The layer is as ready as its inner service: which circuit it is, is not known before `call`. So a
+//! limit for all endpoints together goes outside, where one that is down does not make all wait to be refused.
 //!
 //! **Memory is bounded.** A key whose circuit is closed, with no failure since the last success, is not
 //! remembered, so a healthy endpoint costs nothing. At most
 //! [`max_keys`](KeyedCircuitBreakerLayer::max_keys) (10 000) are; when there are that many, those that are
-//! closed and have not failed for as long as a probe may take, or a cooldown if that is longer, are forgotten.
+//! have not been heard of for as long as a probe may take, or a cooldown if that is longer, are forgotten:
+//! failures that were too few, and circuits whose cooldown is over and that nobody probes.
 //! Where that makes no room, results of new keys do not count, and their requests pass: see
 //! [`untracked`](Snapshot::untracked). With [`failure_rate`](crate::CircuitBreakerConfig::failure_rate) every
 //! key is remembered that had a request within the window.
@@ -196,8 +199,8 @@ where
         let key = circuits.fingerprint((self.layer.key)(&request));
         match KeyedPass::enter(circuits, key) {
             Ok(pass) => {
-                let judging = Judging::new(pass, self.layer.classify.clone());
-                ResponseFuture::admitted(self.inner.call(request), judging)
+                let classify = self.layer.classify.clone();
+                Judging::call(pass, classify, || self.inner.call(request))
             }
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.

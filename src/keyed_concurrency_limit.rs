@@ -31,11 +31,11 @@
 //!
 //! # Behaviour
 //! The key is whatever a function makes of the request: anything that can be hashed. Requests without one
-//! (`None`) share a key. Keys do not wait for each other.
+//! (`None`) share a key, which a [`Handle`] does not know of. Keys do not wait for each other.
 //!
 //! Within a key it is strictly first come, first served: a request that is let in when another is over is
-//! the one that has waited longest, and no newcomer passes those who wait. A request comes when its
-//! response future is first polled. The layer itself is always ready, and its inner service
+//! the one that has waited longest, and no newcomer passes those who wait. A request comes when it is
+//! called, so its response future has to be polled, or dropped: it is in line, or in flight. The layer itself is always ready, and its inner service
 //! is polled in the response future, after the request has been let in: so a
 //! [`LoadShedLayer`](crate::LoadShedLayer) outside sheds nothing, and
 //! [`max_waiting(0)`](KeyedConcurrencyLimitLayer::max_waiting) has the same effect.

@@ -270,7 +270,7 @@ impl Handle {
             .map_err(|refusal| *refusal)
     }
 
-    /// Changes where the levels begin. The probes are looked at again before anything else is decided.
+    /// Changes where the levels begin. The probes are looked at again by the next request, unless one is just asking the probes.
     ///
     /// # Errors
     /// Unless 0 < `warning` < `critical` < `overflow`, and 0 ≤ `hysteresis` < `warning`; nothing changes.

@@ -183,6 +183,90 @@ async fn no_newcomer_passes_those_who_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_is_called_first_is_first_whoever_is_polled_first() {
+    let executor = Executor::new(1);
+    let first = executor.send(1, 'a');
+    let mut second = Box::pin(executor.service().call((1, 'b'))); // not polled yet
+    assert_eq!(executor.queue(1), (1, 1));
+    executor.ends.lock().unwrap().remove(&'a');
+    finish(first).unwrap();
+    let mut third = executor.send(1, 'c');
+    assert_eq!(executor.started(), "a");
+    assert!(poll(&mut third).is_pending() && poll(&mut second).is_pending());
+    assert_eq!(executor.started(), "ab");
+    drop(second);
+    assert!(poll(&mut third).is_pending());
+    assert_eq!(executor.started(), "abc");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_wait_and_more_if_that_is_set() {
+    for (set, most) in [(None, 10_000), (Some(20_000), 20_000)] {
+        let executor = Executor::new(1);
+        if let Some(set) = set {
+            executor.handle.set_max_waiting(set);
+        }
+        let waiting: Vec<_> = (0..=most).map(|_| executor.send(1, 'a')).collect();
+        assert_eq!(executor.queue(1), (1, most));
+        let refused = refusal(finish(executor.send(1, 'b')));
+        assert_eq!(refused.reason(), Reason::QueueFull);
+        drop(waiting);
+        assert_eq!(executor.handle.snapshot().keys, 0);
+    }
+}
+
+/// A thousand executions, five at once, on several threads.
+#[test]
+fn no_thread_ever_sees_more_than_may_run_and_all_are_served() {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(4).enable_time().build().unwrap();
+    let limit = KeyedConcurrencyLimitLayer::new(5, |key: &usize| Some(*key));
+    let running: Arc<[AtomicUsize; 3]> = Arc::default();
+    struct Leaves(Arc<[AtomicUsize; 3]>, usize);
+    impl Drop for Leaves {
+        fn drop(&mut self) {
+            self.0[self.1].fetch_sub(1, SeqCst);
+        }
+    }
+    let service = limit.layer(service_fn(move |key: usize| {
+        let running = Arc::clone(&running);
+        async move {
+            let now = running[key].fetch_add(1, SeqCst) + 1;
+            let _leaves = Leaves(running, key); // also if its client gives up
+            tokio::task::yield_now().await;
+            Ok::<_, BoxError>(now)
+        }
+    }));
+    runtime.block_on(async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for request in 0..3000 {
+            let mut service = service.clone();
+            tasks.spawn(async move {
+                let response = service.call(request % 3);
+                match request % 10 {
+                    9 => drop(timeout(Duration::from_micros(50), response).await), // gives up
+                    _ => assert!(response.await.unwrap() <= 5),
+                }
+            });
+        }
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+    });
+    let snapshot = limit.handle().snapshot();
+    assert_eq!(
+        (snapshot.keys, snapshot.waiting, snapshot.in_flight),
+        (0, 0, 0)
+    );
+    let totals = snapshot.totals;
+    assert_eq!(totals.enqueued, 3000);
+    assert_eq!(totals.completed + totals.cancelled, 3000);
+    assert!(totals.completed >= 2700);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_queue_refuses_of_one_key_and_of_all_together() {
     let executor = Executor::with(1, |handle| {
         handle.set_max_waiting_per_key(2);

@@ -477,3 +477,20 @@ async fn fill(steps: &channel::Sender<u32>, count: u32) {
         steps.send(step).await.unwrap();
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn probes_of_the_same_name_are_told_apart() {
+    let depths = Arc::new([AtomicUsize::new(99), AtomicUsize::new(0)]);
+    let layer = (0..2).fold(SaturationLayer::new(), |layer, i| {
+        let depths = Arc::clone(&depths);
+        layer.probe("queue", move || (depths[i].load(SeqCst), 100))
+    });
+    let handle = layer.sample_every(Duration::ZERO).handle();
+    assert!(handle.check(Work::New).is_err());
+    advance(Duration::from_secs(1)).await;
+    // The one is empty now, the other has been full all the time, and is not getting any shorter.
+    depths[0].store(0, SeqCst);
+    depths[1].store(90, SeqCst);
+    let refused = handle.check(Work::New).unwrap_err();
+    assert_eq!(refused.retry_after(), Duration::from_secs(5));
+}

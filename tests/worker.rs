@@ -158,12 +158,16 @@ impl Workers {
             let workers = self.clone();
             jobs.spawn(async move {
                 let worker = workers.clone();
-                let done = tokio::spawn(async move { worker.run(job).await });
+                let mut done = tokio::spawn(async move { worker.run(job).await });
                 // A panic and a timeout are results too, and none is lost.
-                let result = match timeout(30 * SECOND, done).await {
+                let result = match timeout(30 * SECOND, &mut done).await {
                     Ok(Ok(())) => Ok(()),
                     Ok(Err(_)) => Err("panicked"),
-                    Err(_) => Err("timed out"),
+                    Err(_) => {
+                        done.abort(); // and is gone before its permit is
+                        let _ = done.await;
+                        Err("timed out")
+                    }
                 };
                 drop(permit); // before the result is sent, for which it may have to wait
                 workers.events.offer(id); // nobody waits for that
@@ -235,10 +239,11 @@ async fn a_job_that_panics_gives_its_permit_back_and_has_failed_and_the_others_g
 #[tokio::test(start_paused = true)]
 async fn a_job_that_hangs_is_given_up_and_is_a_failure_not_a_loss() {
     let table = Table::with([Job::Hangs, Job::Takes(SECOND)]);
-    let (_workers, mut ends) = Workers::start(1, 1, 10, &table);
+    let (workers, mut ends) = Workers::start(1, 1, 10, &table);
     let started = support::now();
     assert_eq!(ends.take(2).await, [(0, Err("timed out")), (1, Ok(()))]);
     assert_eq!(started.elapsed(), 31 * SECOND);
+    assert_eq!(workers.most_running.load(SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,19 +2,23 @@
 //! lock.
 //!
 //! While the circuit is closed, a request loads one word when it comes and once more when it has
-//! succeeded. While it is open, a request loads that word and the time until which it is. Only a failure,
+//! succeeded. While it refuses, a request loads that word and the time until which it does. Only a failure,
 //! a probe, and the first success after a failure take the lock. All that changes the word holds it, so the
 //! word says what the law says.
 //!
-//! Where it is the share of failures that opens the circuit, successes are counted, not timed: only a
-//! failure can open it, and when one comes, the successes before it are spread over the time since the last.
+//! Where it is the share of failures that opens the circuit, successes are counted in a word of their own, with
+//! the tenth of the window that they fell into; the law is told of them when that is over, or a request
+//! fails: only that can open the circuit.
 
 use std::{fmt, time::Duration};
 
 use super::bounds::{Name, SHORTEST_RETRY_AFTER};
 use crate::{
     Clock, Outcome, Overloaded, Reason,
-    algorithm::breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip},
+    algorithm::{
+        breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip, WHILE_PROBING},
+        failure_window::slice,
+    },
     sync::{
         Arc, AtomicU64, Mutex,
         Ordering::{Acquire, Relaxed, Release},
@@ -26,18 +30,21 @@ use crate::{
 const CLOSED: u64 = 1;
 /// A success changes nothing: no failure came since the last.
 const CLEAN: u64 = 2;
-/// The circuit is open.
+/// The circuit is open: all are refused until a certain time.
 const OPEN: u64 = 4;
-const GENERATION: u32 = 3;
+/// The circuit is half-open and one probes: so are all, until its lease is over.
+const PROBING: u64 = 8;
+const GENERATION: u32 = 4;
 
 pub(crate) struct Circuit {
     /// What the law says: its generation, and the bits above.
     word: AtomicU64,
-    /// Until when the circuit is open. Written before the word that says so.
+    /// Until when all are refused. Written before the word that says so.
     until: AtomicU64,
-    /// Since the law was last told, where the share of failures counts.
+    /// Where the share of failures counts: what the law was not told of, and in which slice of time.
     successes: AtomicU64,
-    counts_successes: bool,
+    /// How long such a slice is, if so.
+    slice: Option<u64>,
     cooldown: u64,
     law: Mutex<Law>,
     rejected: AtomicU64,
@@ -48,8 +55,6 @@ pub(crate) struct Circuit {
 struct Law {
     common: Common,
     breaker: Breaker,
-    /// When it was last told of successes.
-    told_at: u64,
 }
 
 /// The state of a circuit breaker at one moment.
@@ -80,12 +85,14 @@ impl Circuit {
             word: AtomicU64::new(0),
             until: AtomicU64::new(0),
             successes: AtomicU64::new(0),
-            counts_successes: matches!(settings.trip, Trip::Share { .. }),
+            slice: match settings.trip {
+                Trip::Share { window, .. } => Some(slice(window)),
+                Trip::InARow(_) => None,
+            },
             cooldown: settings.cooldown,
             law: Mutex::new(Law {
                 common: Common::new(settings),
                 breaker: Breaker::new(0),
-                told_at: clock.nanos(),
             }),
             rejected: AtomicU64::new(0),
             clock,
@@ -108,15 +115,39 @@ impl Circuit {
     #[cold]
     fn enter_slow(&self, word: u64) -> Result<u64, Box<Overloaded>> {
         let now = self.clock.nanos();
-        let until = self.until.load(Relaxed);
-        if word & OPEN != 0 && now < until {
-            // If it is of a later word, the circuit has opened again.
-            return Err(self.refuse((until - now).min(self.cooldown)));
+        if self.refuses(word, now) {
+            return Err(self.refuse_at(word, now));
         }
-        match self.change(|law| law.breaker.enter(&mut law.common, now)) {
+        match self.change(now, |law| law.breaker.enter(&mut law.common, now)) {
             Entered::Passes(generation) => Ok(generation),
             Entered::Refused(after) => Err(self.refuse(after)),
         }
+    }
+
+    fn refuses(&self, word: u64, now: u64) -> bool {
+        // If the time is that of a later word, it refuses again.
+        word & (OPEN | PROBING) != 0 && now < self.until.load(Relaxed)
+    }
+
+    /// Whether a request that came now would be refused, whatever the inner service does.
+    #[inline]
+    pub(crate) fn is_refusing(&self) -> bool {
+        let word = self.word.load(Acquire);
+        word & CLOSED == 0 && self.refuses(word, self.clock.nanos())
+    }
+
+    /// Refuses a request of which that was known before it came.
+    #[cold]
+    pub(crate) fn refuse_now(&self) -> Box<Overloaded> {
+        self.refuse_at(self.word.load(Acquire), self.clock.nanos())
+    }
+
+    fn refuse_at(&self, word: u64, now: u64) -> Box<Overloaded> {
+        let left = self.until.load(Relaxed).saturating_sub(now);
+        self.refuse(match word & PROBING {
+            0 => left.min(self.cooldown),
+            _ => WHILE_PROBING,
+        })
     }
 
     fn refuse(&self, after: u64) -> Box<Overloaded> {
@@ -136,31 +167,44 @@ impl Circuit {
         };
         if !changes_nothing {
             self.end_slow(generation, ended);
-        } else if self.counts_successes && ended == Ended::Success {
-            self.successes.fetch_add(1, Relaxed);
+        } else if let (Ended::Success, Some(slice)) = (ended, self.slice) {
+            self.count_success(slice);
         }
     }
 
     #[cold]
     fn end_slow(&self, generation: u64, ended: Ended) {
         let now = self.clock.nanos();
-        self.change(|law| {
+        self.change(now, |law| {
             self.tell_successes(law, now);
             law.breaker.end(&mut law.common, now, generation, ended);
         });
     }
 
+    /// The first success of a slice has the law told of those before; it counts as one of them.
+    #[inline]
+    fn count_success(&self, slice: u64) {
+        let now = self.clock.nanos();
+        let counted = self.successes.fetch_add(1, Relaxed);
+        if (counted >> 32) as u32 != (now / slice) as u32 {
+            self.tell_successes(&mut lock(&self.law), now);
+        }
+    }
+
     fn tell_successes(&self, law: &mut Law, now: u64) {
-        let successes = self.successes.swap(0, Relaxed);
-        let from = std::mem::replace(&mut law.told_at, now);
-        law.breaker
-            .count_successes(&law.common, from, now, successes);
+        let Some(slice) = self.slice else { return };
+        let current = now / slice;
+        let counted = self.successes.swap(current << 32, Relaxed);
+        let passed = (current as u32).wrapping_sub((counted >> 32) as u32);
+        let at = current.saturating_sub(u64::from(passed)) * slice;
+        let count = counted & u64::from(u32::MAX);
+        law.breaker.count_successes(&law.common, at, count);
     }
 
     /// Closes the circuit, and forgets the failures before.
     pub(crate) fn reset(&self) {
         let now = self.clock.nanos();
-        self.change(|law| {
+        self.change(now, |law| {
             self.tell_successes(law, now);
             law.breaker.reset(&mut law.common, now);
         });
@@ -169,29 +213,30 @@ impl Circuit {
     /// Opens the circuit until it is reset.
     pub(crate) fn force_open(&self) {
         let now = self.clock.nanos();
-        self.change(|law| law.breaker.force_open(&mut law.common, now));
+        self.change(now, |law| law.breaker.force_open(&mut law.common, now));
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Law) -> T) -> T {
+    fn change<T>(&self, now: u64, change: impl FnOnce(&mut Law) -> T) -> T {
         let mut law = lock(&self.law);
-        let before = law.breaker.state();
         let changed = change(&mut law);
-        let after = law.breaker.state();
+        let state = law.breaker.news(now);
         self.publish(&law.breaker);
         drop(law);
-        log(self.name.get(), before, after);
+        log(self.name.get(), state);
         changed
     }
 
     fn publish(&self, breaker: &Breaker) {
-        let clean = self.counts_successes || breaker.streak() == 0;
+        let clean = self.slice.is_some() || breaker.streak() == 0;
+        let until = breaker.refuses_until();
         let bits = match breaker.state() {
             State::Closed if clean => CLOSED | CLEAN,
             State::Closed => CLOSED,
+            State::HalfOpen if until.is_some() => PROBING,
             State::HalfOpen => 0,
             State::Open => OPEN,
         };
-        if let Some(until) = breaker.refuses_until() {
+        if let Some(until) = until {
             self.until.store(until, Relaxed);
         }
         let word = breaker.since() << GENERATION | bits;
@@ -200,15 +245,18 @@ impl Circuit {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let now = self.clock.nanos();
+        self.change(now, |law| {
+            self.tell_successes(law, now);
+            law.breaker.look(&mut law.common, now);
+        });
         let mut law = lock(&self.law);
-        self.tell_successes(&mut law, now);
-        let Law {
-            common, breaker, ..
-        } = &mut *law;
+        let Law { common, breaker } = &mut *law;
         let counts = breaker.counts(now);
-        let until = breaker.refuses_until().filter(|until| *until != u64::MAX);
+        let state = breaker.state();
+        let until = breaker.refuses_until();
+        let until = until.filter(|until| state == State::Open && *until != u64::MAX);
         Snapshot {
-            state: breaker.state(),
+            state,
             failures_in_a_row: breaker.streak(),
             failure_rate: counts.map(|(calls, failures)| match calls > 0.0 {
                 true => failures / calls,
@@ -224,12 +272,12 @@ impl Circuit {
 }
 
 /// One line for each change.
-pub(super) fn log(layer: &'static str, before: State, after: State) {
-    match (before, after) {
-        _ if before == after => {}
-        (_, State::Open) => tracing::warn!(layer, "circuit opened"),
-        (_, State::HalfOpen) => tracing::info!(layer, "circuit half-open: a request probes"),
-        (_, State::Closed) => tracing::info!(layer, "circuit closed"),
+pub(super) fn log(layer: &'static str, state: Option<State>) {
+    match state {
+        Some(State::Open) => tracing::warn!(layer, "circuit opened"),
+        Some(State::HalfOpen) => tracing::info!(layer, "circuit half-open: requests probe"),
+        Some(State::Closed) => tracing::info!(layer, "circuit closed"),
+        None => {}
     }
 }
 
@@ -243,7 +291,7 @@ impl fmt::Debug for Circuit {
 }
 
 /// A request that was let through and has to report how it ended. If it is dropped before that, it was
-/// cancelled, which says nothing; or something panicked, which is a failure.
+/// cancelled, which says nothing.
 #[allow(
     unnameable_types,
     reason = "it is held, and nothing else can be done with it"
@@ -278,12 +326,17 @@ impl Reports for Pass {
     fn report(mut self, outcome: Outcome) {
         self.end(of(outcome));
     }
+
+    #[cold]
+    fn panicked(&mut self) {
+        self.end(Ended::Failure);
+    }
 }
 
 impl Drop for Pass {
     #[inline]
     fn drop(&mut self) {
-        self.end(unfinished());
+        self.end(Ended::Unknown);
     }
 }
 
@@ -292,6 +345,9 @@ impl Drop for Pass {
 pub trait Reports: Send + Sized + 'static {
     /// It has ended like this.
     fn report(self, outcome: Outcome);
+
+    /// The inner service has panicked.
+    fn panicked(&mut self);
 }
 
 pub(super) fn of(outcome: Outcome) -> Ended {
@@ -299,14 +355,6 @@ pub(super) fn of(outcome: Outcome) -> Ended {
         Outcome::Success => Ended::Success,
         Outcome::Failure => Ended::Failure,
         Outcome::Ignored => Ended::Unknown,
-    }
-}
-
-/// What it says of a request that it is dropped before it has ended.
-pub(super) fn unfinished() -> Ended {
-    match std::thread::panicking() {
-        true => Ended::Failure,
-        false => Ended::Unknown,
     }
 }
 

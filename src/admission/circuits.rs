@@ -114,8 +114,10 @@ impl Circuits {
     /// Lets a request through, as one of this generation, or refuses it.
     #[inline]
     fn enter(&self, key: Fingerprint) -> Result<u64, Box<Overloaded>> {
+        // In this order: the number is that of a state before any that it may meet.
+        let generation = self.generation.load(Acquire);
         let entered = match self.tracked.load(Acquire) {
-            0 => Entered::Passes(self.generation.load(Relaxed)),
+            0 => Entered::Passes(generation),
             _ => self.enter_slow(key),
         };
         match entered {
@@ -127,7 +129,7 @@ impl Circuits {
     #[cold]
     fn enter_slow(&self, key: Fingerprint) -> Entered {
         let now = self.clock.nanos();
-        self.change(key, |Law { common, keys }| {
+        self.change(key, now, |Law { common, keys }| {
             match keys.breakers.get_mut(&key) {
                 Some(breaker) => breaker.enter(common, now),
                 None => Entered::Passes(common.generation),
@@ -155,7 +157,7 @@ impl Circuits {
     #[cold]
     fn end_slow(&self, key: Fingerprint, generation: u64, ended: Ended, counts: bool) {
         let now = self.clock.nanos();
-        self.change(key, |Law { common, keys }| {
+        self.change(key, now, |Law { common, keys }| {
             let known = keys.breakers.contains_key(&key);
             if !known && (!counts || generation < keys.forgotten) {
                 return;
@@ -175,7 +177,7 @@ impl Circuits {
 
     pub(crate) fn reset(&self, key: Fingerprint) {
         let now = self.clock.nanos();
-        self.change(key, |Law { common, keys }| {
+        self.change(key, now, |Law { common, keys }| {
             if let Some(breaker) = keys.breakers.get_mut(&key) {
                 breaker.reset(common, now);
             }
@@ -184,7 +186,7 @@ impl Circuits {
 
     pub(crate) fn force_open(&self, key: Fingerprint) -> Result<(), ConfigError> {
         let now = self.clock.nanos();
-        self.change(key, |Law { common, keys }| {
+        self.change(key, now, |Law { common, keys }| {
             let breaker = keys.remember(common, key, now);
             let no_room = ConfigError::new("max_keys", "more than there are keys");
             breaker.ok_or(no_room)?.force_open(common, now);
@@ -193,30 +195,34 @@ impl Circuits {
     }
 
     pub(crate) fn state(&self, key: Fingerprint) -> State {
-        let law = lock(&self.law);
-        let breaker = law.keys.breakers.get(&key);
-        breaker.map_or(State::Closed, Breaker::state)
+        let now = self.clock.nanos();
+        self.change(key, now, |Law { common, keys }| {
+            let Some(breaker) = keys.breakers.get_mut(&key) else {
+                return State::Closed;
+            };
+            breaker.look(common, now);
+            breaker.state()
+        })
     }
 
-    fn change<T>(&self, key: Fingerprint, change: impl FnOnce(&mut Law) -> T) -> T {
-        let state = |law: &Law| {
-            let breaker = law.keys.breakers.get(&key);
-            breaker.map_or(State::Closed, Breaker::state)
-        };
+    fn change<T>(&self, key: Fingerprint, now: u64, change: impl FnOnce(&mut Law) -> T) -> T {
         let mut law = lock(&self.law);
-        let before = state(&law);
         let changed = change(&mut law);
-        let after = state(&law);
-        self.generation.store(law.common.generation, Relaxed);
+        let breaker = law.keys.breakers.get_mut(&key);
+        let state = breaker.and_then(|breaker| breaker.news(now));
+        self.generation.store(law.common.generation, Release);
         self.tracked.store(law.keys.breakers.len(), Release);
         drop(law);
-        circuit::log(self.name.get(), before, after);
+        circuit::log(self.name.get(), state);
         changed
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let law = lock(&self.law);
-        let Law { common, keys } = &*law;
+        let now = self.clock.nanos();
+        let mut law = lock(&self.law);
+        let Law { common, keys } = &mut *law;
+        let breakers = keys.breakers.values_mut();
+        breakers.for_each(|breaker| breaker.look(common, now));
         let count = |state| {
             let is = |breaker: &&Breaker| breaker.state() == state;
             keys.breakers.values().filter(is).count()
@@ -317,11 +323,16 @@ impl Reports for KeyedPass {
     fn report(mut self, outcome: Outcome) {
         self.end(circuit::of(outcome));
     }
+
+    #[cold]
+    fn panicked(&mut self) {
+        self.end(Ended::Failure);
+    }
 }
 
 impl Drop for KeyedPass {
     #[inline]
     fn drop(&mut self) {
-        self.end(circuit::unfinished());
+        self.end(Ended::Unknown);
     }
 }

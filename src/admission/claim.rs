@@ -154,7 +154,7 @@ impl<L: Limiter> Claim<L> {
     }
 
     #[inline]
-    fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         matches!(self.state, State::Held)
     }
 

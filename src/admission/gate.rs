@@ -177,6 +177,11 @@ impl Gate {
         (word.in_flight(), !word.is_open())
     }
 
+    /// Whether nobody ever waited or was refused: then it has allocated nothing, and guesses nothing.
+    pub(crate) fn is_as_new(&self) -> bool {
+        lock(&self.slow).queue.last() == 0 && self.bounds.rejected().total() == 0
+    }
+
     /// Whether less than this share of the limit is in flight, and nobody waits.
     pub(crate) fn has_capacity(&self, share: f64) -> bool {
         let word = self.load();

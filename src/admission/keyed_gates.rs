@@ -7,7 +7,12 @@
 //! The lock of the keys is taken when a request comes and when it is gone. It is never held while a gate
 //! wakes somebody: of the gates' own functions, only such are called under it that wake nobody.
 
-use std::{fmt, hash::Hash, time::Duration};
+use std::{
+    fmt,
+    hash::Hash,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use super::{
     bounds::Name,
@@ -42,7 +47,8 @@ struct State {
     spare: Vec<Arc<Gate>>,
     limit: usize,
     max_waiting: usize,
-    max_waiting_per_key: usize,
+    /// As many as may wait at all, unless it is set.
+    max_waiting_per_key: Option<usize>,
     max_wait: Option<Duration>,
     /// How many wait, for all keys together.
     waiting: usize,
@@ -73,7 +79,7 @@ pub struct Totals {
     pub rejected: u64,
     /// How many were refused after they had waited as long as they may.
     pub timed_out: u64,
-    /// How many were dropped while they waited.
+    /// How many were never sent: dropped while they waited, or the inner service's `poll_ready` failed.
     pub cancelled: u64,
 }
 
@@ -116,7 +122,7 @@ impl KeyedGates {
                 spare: Vec::new(),
                 limit,
                 max_waiting: DEFAULT_MAX_WAITING,
-                max_waiting_per_key: DEFAULT_MAX_WAITING,
+                max_waiting_per_key: None,
                 max_wait: None,
                 waiting: 0,
                 own_limits: 0,
@@ -161,13 +167,15 @@ impl KeyedGates {
     }
 
     pub(crate) fn set_max_waiting(&self, max_waiting: usize) {
-        lock(&self.state).max_waiting = max_waiting;
+        let mut state = lock(&self.state);
+        state.max_waiting = max_waiting;
+        state.apply_max_waiting();
     }
 
     pub(crate) fn set_max_waiting_per_key(&self, max_waiting: usize) {
         let mut state = lock(&self.state);
-        state.max_waiting_per_key = max_waiting;
-        state.each_gate(|gate| gate.bounds.set_max_waiting(max_waiting));
+        state.max_waiting_per_key = Some(max_waiting);
+        state.apply_max_waiting();
     }
 
     pub(crate) fn set_max_wait(&self, max_wait: Option<Duration>) {
@@ -184,6 +192,7 @@ impl KeyedGates {
         known.requests += 1;
         known.totals.enqueued += 1;
         let limit = known.own_limit.unwrap_or(state.limit);
+        let max_waiting = state.max_waiting_per_key.unwrap_or(state.max_waiting);
         let gate = known.gate.get_or_insert_with(|| {
             let gate = state.spare.pop().unwrap_or_else(|| {
                 let gate = Gate::new(KIND, limit).expect("it has been checked");
@@ -191,7 +200,7 @@ impl KeyedGates {
                 Arc::new(gate)
             });
             gate.resize(limit); // nobody waits
-            gate.bounds.set_max_waiting(state.max_waiting_per_key);
+            gate.bounds.set_max_waiting(max_waiting);
             gate.bounds.set_max_wait(state.max_wait);
             gate
         });
@@ -208,7 +217,8 @@ impl KeyedGates {
         known.requests -= 1;
         if known.requests == 0 {
             let gate = known.gate.take().expect("it was in use");
-            if state.spare.len() < MAX_SPARE {
+            // One at which many waited is larger than it was, and knows how fast that key was served.
+            if gate.is_as_new() && state.spare.len() < MAX_SPARE {
                 state.spare.push(gate);
             }
             state.forget(key);
@@ -268,6 +278,11 @@ impl State {
         Ok(gate)
     }
 
+    fn apply_max_waiting(&self) {
+        let max_waiting = self.max_waiting_per_key.unwrap_or(self.max_waiting);
+        self.each_gate(|gate| gate.bounds.set_max_waiting(max_waiting));
+    }
+
     fn each_gate(&self, change: impl Fn(&Gate)) {
         let gates = self.keys.values().filter_map(|key| key.gate.as_deref());
         gates.for_each(change);
@@ -278,6 +293,9 @@ impl State {
         let forget = |key: &Key| key.requests == 0 && key.own_limit.is_none();
         if self.keys.get(&key).is_some_and(forget) {
             self.keys.remove(&key);
+            if self.keys.capacity() > 1024 && self.keys.len() < self.keys.capacity() / 8 {
+                self.keys.shrink_to(2 * self.keys.len());
+            }
         }
     }
 }
@@ -336,7 +354,8 @@ impl Place {
         }
     }
 
-    /// Begins to wait, if not too many do.
+    /// Takes its place in the queue, if not too many wait. It is woken where it is polled; until then it is
+    /// there.
     pub(crate) fn wait(&mut self) -> Result<Claim<Gate>, Box<Overloaded>> {
         let mut state = lock(&self.gates.state);
         if state.waiting >= state.max_waiting {
@@ -345,8 +364,16 @@ impl Place {
             return Err(self.gate.refuse((), Reason::QueueFull));
         }
         state.waiting += 1;
+        drop(state);
         self.waits = true;
-        Ok(Claim::new(Arc::clone(&self.gate), ()))
+        let mut claim = Claim::new(Arc::clone(&self.gate), ());
+        let decided = claim.poll(&mut Context::from_waker(Waker::noop()));
+        if decided.is_ready() && !claim.is_held() {
+            let refusal = claim.take().expect_err("it is not held");
+            self.refused(&refusal);
+            return Err(refusal);
+        }
+        Ok(claim)
     }
 
     /// It was refused.

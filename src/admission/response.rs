@@ -2,13 +2,14 @@
 
 use std::{
     future::Future,
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use pin_project_lite::pin_project;
 
-use crate::{BoxError, Hold, Overloaded};
+use crate::{BoxError, Hold, Overloaded, hold::sealed::Sealed};
 
 pin_project! {
     /// The response of the inner service, or the refusal.
@@ -60,10 +61,10 @@ where
     #[inline(always)] // a few instructions around the inner future's own
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
-        let StateProjection::Admitted { future, .. } = state.as_mut().project() else {
+        let StateProjection::Admitted { future, hold } = state.as_mut().project() else {
             return Poll::Ready(Err(refusal(state.project_replace(State::Done))));
         };
-        let result = ready!(future.poll(cx));
+        let result = ready!(guarded(hold, || future.poll(cx)));
         // Drops the inner future here, before what is held for it.
         let StateOwned::Admitted { hold, .. } = state.project_replace(State::Done) else {
             unreachable!("it was just polled")
@@ -77,6 +78,21 @@ where
             }
         })
     }
+}
+
+/// Runs the inner service, and tells what is held if it panics.
+#[inline(always)]
+pub(crate) fn guarded<H: Sealed, T>(hold: &mut H, run: impl FnOnce() -> T) -> T {
+    struct Panicked<'a, H: Sealed>(&'a mut H);
+    impl<H: Sealed> Drop for Panicked<'_, H> {
+        fn drop(&mut self) {
+            self.0.panicked();
+        }
+    }
+    let panicked = Panicked(hold);
+    let ran = run();
+    mem::forget(panicked);
+    ran
 }
 
 #[cold]

@@ -22,7 +22,7 @@
 use super::failure_window::FailureWindow;
 
 /// What others are told while one request probes.
-const WHILE_PROBING: u64 = 5_000_000_000;
+pub(crate) const WHILE_PROBING: u64 = 5_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Settings {
@@ -78,6 +78,8 @@ pub(crate) struct Breaker {
     failed_at: u64,
     /// Where the share of failures counts.
     window: Option<Box<FailureWindow>>,
+    /// What was last said of it.
+    told: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,6 +136,7 @@ impl Breaker {
             changed_at: None,
             failed_at: 0,
             window: None,
+            told: State::Closed,
         }
     }
 
@@ -158,13 +161,30 @@ impl Breaker {
         }
     }
 
-    /// Until when it refuses whatever comes; `u64::MAX` is until it is reset.
+    /// Until when it refuses whatever comes; `u64::MAX` is until it is reset. While one probes, that is until
+    /// the end of its lease.
     pub(crate) fn refuses_until(&self) -> Option<u64> {
         match self.stage {
             Stage::Open { until } => Some(until),
+            Stage::HalfOpen { probe, .. } => probe,
             Stage::Forced => Some(u64::MAX),
-            Stage::Closed { .. } | Stage::HalfOpen { .. } => None,
+            Stage::Closed { .. } => None,
         }
+    }
+
+    /// The state, if there is something new to say of it. That a probe said nothing, and another probes, is
+    /// not.
+    pub(crate) fn news(&mut self, now: u64) -> Option<State> {
+        let state = match self.stage {
+            Stage::Open { until } if until <= now => self.told,
+            _ => self.state(),
+        };
+        (std::mem::replace(&mut self.told, state) != state).then_some(state)
+    }
+
+    /// Brings it up to date.
+    pub(crate) fn look(&mut self, common: &mut Common, now: u64) {
+        self.end_lease(common, now);
     }
 
     /// Requests and failures in the window, where their share counts.
@@ -178,15 +198,25 @@ impl Breaker {
     /// its own: that is all forgotten after a lease.
     pub(crate) fn is_forgettable(&mut self, common: &Common, now: u64) -> bool {
         let idle = self.counts(now).is_none_or(|(calls, _)| calls == 0.0);
-        let long_ago = |at| now.saturating_sub(at) > common.settings.lease;
-        let settled = self.changed_at.is_none_or(long_ago);
-        self.stage == Stage::Closed { streak: 0 } && idle && settled
+        self.stage == Stage::Closed { streak: 0 } && idle && self.is_settled(common, now)
     }
 
-    /// Whether all that is known of it are failures of long ago, too few to open it.
+    /// Whether nothing has come of it for long: failures that were too few to open it, or nobody who would
+    /// probe.
     pub(crate) fn is_stale(&self, common: &Common, now: u64) -> bool {
-        let lasts = common.settings.lease.max(common.settings.cooldown);
-        self.state() == State::Closed && now.saturating_sub(self.failed_at) > lasts
+        let since = match self.stage {
+            Stage::Closed { .. } => self.failed_at,
+            Stage::Open { until } => until,
+            Stage::HalfOpen { probe, .. } => probe.or(self.changed_at).unwrap_or(0),
+            Stage::Forced => return false,
+        };
+        let long = common.settings.lease.max(common.settings.cooldown);
+        now.saturating_sub(since) > long && self.is_settled(common, now)
+    }
+
+    fn is_settled(&self, common: &Common, now: u64) -> bool {
+        let long_ago = |at| now.saturating_sub(at) > common.settings.lease;
+        self.changed_at.is_none_or(long_ago)
     }
 
     /// A request comes.
@@ -216,14 +246,14 @@ impl Breaker {
                 self.failed_at = now;
                 let streak = streak.saturating_add(1);
                 self.stage = Stage::Closed { streak };
-                self.count(common, now, now, 0, 1);
+                self.count(common, now, 0, 1);
                 if self.trips(common) {
                     self.open(common, now);
                 }
             }
             (Stage::Closed { .. }, Ended::Success) => {
                 self.stage = Stage::Closed { streak: 0 };
-                self.count(common, now, now, 1, 0);
+                self.count(common, now, 1, 0);
             }
             (Stage::HalfOpen { successes, .. }, Ended::Success) => {
                 let successes = successes.saturating_add(1);
@@ -242,10 +272,10 @@ impl Breaker {
         }
     }
 
-    /// Counts requests that succeeded between two moments, where the share of failures counts.
-    pub(crate) fn count_successes(&mut self, common: &Common, from: u64, now: u64, count: u64) {
+    /// Counts requests that succeeded at that time, where the share of failures counts.
+    pub(crate) fn count_successes(&mut self, common: &Common, at: u64, count: u64) {
         if count > 0 && self.state() == State::Closed {
-            self.count(common, from, now, count, 0);
+            self.count(common, at, count, 0);
         }
     }
 
@@ -260,10 +290,10 @@ impl Breaker {
         self.stage = Stage::Forced;
     }
 
-    fn count(&mut self, common: &Common, from: u64, now: u64, successes: u64, failures: u64) {
+    fn count(&mut self, common: &Common, at: u64, successes: u64, failures: u64) {
         if let Trip::Share { window, .. } = common.settings.trip {
             let counts = (self.window).get_or_insert_with(|| Box::new(FailureWindow::new(window)));
-            counts.add(from, now, successes, failures);
+            counts.add(at, successes, failures);
         }
     }
 
@@ -272,7 +302,8 @@ impl Breaker {
             Trip::InARow(failures) => self.streak() >= failures,
             Trip::Share { of, calls, .. } => {
                 let (all, failed) = self.window.as_ref().map_or((0.0, 0.0), |w| w.counts());
-                all >= f64::from(calls) && failed >= of * all
+                // A share is rarely a number of the machine's: just that much is enough.
+                all >= f64::from(calls) && failed >= of * all * (1.0 - 1e-9)
             }
         }
     }

@@ -53,8 +53,8 @@ impl CircuitBreakerConfig {
     /// Opens when this share of the requests of a window have failed, if there were at least `min_calls`:
     /// for a service that also fails in good times, or that many requests at once are sent to.
     ///
-    /// The share is above 0 and at most 1, the window at least 10 ms, `min_calls` at least 1. Successes are
-    /// counted, not timed: those between two failures count as if they came evenly.
+    /// The share is above 0 and at most 1, the window at least 10 ms, `min_calls` at least 1. The window
+    /// slides by tenths.
     pub fn failure_rate(mut self, share: f64, window: Duration, min_calls: u32) -> Self {
         self.trip = Trip::Share {
             of: share,

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use crate::{
-    BoxError, Classify, Hold, ResponseFuture, admission::circuit::Reports, hold::sealed::Sealed,
+    BoxError, Classify, Hold, ResponseFuture,
+    admission::{circuit::Reports, response::guarded},
+    hold::sealed::Sealed,
 };
 
 /// The response of the inner service, or the refusal.
@@ -16,9 +18,15 @@ pub struct Judging<C, P> {
 }
 
 impl<C, P> Judging<C, P> {
+    /// Calls the inner service, and holds what has to report.
     #[inline]
-    pub(crate) fn new(pass: P, classify: C) -> Self {
-        Self { pass, classify }
+    pub(crate) fn call<F>(pass: P, classify: C, call: impl FnOnce() -> F) -> ResponseFuture<F, Self>
+    where
+        P: Reports,
+    {
+        let mut judging = Self { pass, classify };
+        let future = guarded(&mut judging, call);
+        ResponseFuture::admitted(future, judging)
     }
 }
 
@@ -42,7 +50,11 @@ where
     }
 }
 
-impl<C, P> Sealed for Judging<C, P> {}
+impl<C, P: Reports> Sealed for Judging<C, P> {
+    fn panicked(&mut self) {
+        self.pass.panicked();
+    }
+}
 
 impl<C, P> fmt::Debug for Judging<C, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -37,6 +37,8 @@ impl Probe for channel::Handle {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Said {
     pub(super) probe: &'static str,
+    /// Which one it was; others may have the same name.
+    pub(super) index: usize,
     pub(super) depth: usize,
     pub(super) soft_limit: usize,
     pub(super) ratio: f64,
@@ -80,7 +82,7 @@ impl Probes {
     /// tells which ones have panicked.
     pub(super) fn worst(&self, mut panicked: impl FnMut(&'static str)) -> Option<Said> {
         let mut worst: Option<Said> = None;
-        for link in self.iter() {
+        for (index, link) in self.iter().enumerate() {
             let asked = catch_unwind(AssertUnwindSafe(|| link.probe.depth_and_limit()));
             let Ok((depth, soft_limit)) = asked else {
                 panicked(link.name);
@@ -89,6 +91,7 @@ impl Probes {
             let ratio = ratio(depth, soft_limit);
             if worst.is_none_or(|worst| ratio > worst.ratio) {
                 worst = Some(Said {
+                    index,
                     probe: link.name,
                     depth,
                     soft_limit,

@@ -54,6 +54,8 @@ struct State {
     fall: Fall,
     changes: u64,
     probe_panics: u64,
+    /// Whether one has when they were last asked.
+    panicking: bool,
 }
 
 /// The state of a saturation layer at one moment.
@@ -144,20 +146,18 @@ impl Watch {
         let next = now.saturating_add(self.every.load(Relaxed));
         self.due.store(next, Relaxed);
 
-        let mut panics = 0;
+        let (mut panics, mut panicked) = (0, None);
         let worst = self.probes.worst(|probe| {
             panics += 1;
-            tracing::error!(
-                layer = self.name.get(),
-                probe,
-                "a saturation probe panicked"
-            );
+            panicked = Some(probe);
         });
         let ratio = worst.map_or(0.0, |worst| worst.ratio);
 
         let mut state = lock(&self.state);
         state.probe_panics += panics;
-        if state.worst.map(|worst| worst.probe) != worst.map(|worst| worst.probe) {
+        let before = std::mem::replace(&mut state.panicking, panicked.is_some());
+        let panicked = panicked.filter(|_| !before); // said once, until none does any more
+        if state.worst.map(|worst| worst.index) != worst.map(|worst| worst.index) {
             state.fall = Fall::default();
         }
         if let Some(worst) = worst {
@@ -170,6 +170,10 @@ impl Watch {
         self.level.store(level as usize, Relaxed);
         drop(state);
 
+        if let Some(probe) = panicked {
+            let layer = self.name.get();
+            tracing::error!(layer, probe, "a saturation probe panicked");
+        }
         let probe = worst.map_or("", |worst| worst.probe);
         let (layer, from, to) = (self.name.get(), before.as_str(), level.as_str());
         if level > before {

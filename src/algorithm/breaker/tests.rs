@@ -231,15 +231,71 @@ fn by_share_what_is_older_than_the_window_does_not_count() {
 #[test]
 fn by_share_successes_that_were_only_counted_count() {
     let mut driven = Driven::new(HALF);
-    let from = driven.now;
-    driven.now += SECOND / 2;
     driven
         .breaker
-        .count_successes(&driven.common, from, driven.now, 11);
+        .count_successes(&driven.common, driven.now, 11);
     for _ in 0..10 {
         assert_eq!(driven.run(Ended::Failure), State::Closed);
     }
     assert_eq!(driven.run(Ended::Failure), State::Open); // 11 of 22
+}
+
+#[test]
+fn by_share_just_that_much_is_enough() {
+    for calls in 1..200_u32 {
+        for failures in 1..=calls {
+            let mut driven = Driven::new(Trip::Share {
+                of: f64::from(failures) / f64::from(calls),
+                window: 10 * SECOND,
+                calls,
+            });
+            for call in 0..calls - 1 {
+                let fails = call < failures - 1;
+                driven.run(if fails {
+                    Ended::Failure
+                } else {
+                    Ended::Success
+                });
+            }
+            assert_eq!(
+                driven.run(Ended::Failure),
+                State::Open,
+                "{failures} of {calls}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_nobody_probes_can_be_forgotten_in_time_but_not_what_was_opened_by_hand() {
+    let mut driven = Driven::opened();
+    driven.now += 90 * SECOND;
+    assert!(!driven.breaker.is_stale(&driven.common, driven.now));
+    driven.now += SECOND;
+    assert!(driven.breaker.is_stale(&driven.common, driven.now));
+    driven.passes(); // and is not heard of again
+    driven.now += 120 * SECOND;
+    assert!(!driven.breaker.is_stale(&driven.common, driven.now));
+    driven.now += SECOND;
+    assert!(driven.breaker.is_stale(&driven.common, driven.now));
+    driven.breaker.force_open(&mut driven.common, driven.now);
+    driven.now = u64::MAX;
+    assert!(!driven.breaker.is_stale(&driven.common, driven.now));
+}
+
+#[test]
+fn of_probes_that_say_nothing_there_is_nothing_news() {
+    let mut driven = Driven::opened();
+    assert_eq!(driven.breaker.news(driven.now), Some(State::Open));
+    driven.now += 30 * SECOND;
+    for told in [Some(State::HalfOpen), None, None] {
+        let probe = driven.passes();
+        assert_eq!(driven.breaker.news(driven.now), told);
+        driven.end(probe, Ended::Unknown);
+        assert_eq!(driven.breaker.news(driven.now), None);
+    }
+    driven.run(Ended::Failure);
+    assert_eq!(driven.breaker.news(driven.now), Some(State::Open));
 }
 
 #[test]
