@@ -79,7 +79,8 @@
 //!
 //! # Cost
 //! While the circuit is closed, two loads of a word that changes only when something fails: no lock, no
-//! clock, nothing allocated.
+//! clock, nothing allocated. Where the share of failures counts, a success also costs a look at the clock and
+//! an atomic count. A refusal costs a look at the clock and its error.
 
 mod config;
 mod judging;

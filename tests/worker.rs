@@ -22,7 +22,7 @@ use tokio::{
 };
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, LoadShedLayer,
+    CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer, Overloaded,
     channel::{self, LossySender, Receiver, Sender},
     concurrency_limit::Handle,
 };
@@ -302,6 +302,44 @@ async fn while_the_database_is_away_workers_wait_and_try_again() {
     let started = support::now();
     ends.take(2).await;
     assert_eq!(started.elapsed(), 5 * SECOND - SECOND / 2 + 2 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_circuit_of_the_database_is_open_nothing_is_claimed_and_acks_go_past_it() {
+    let started = support::now();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let database = service_fn(move |()| {
+        count.fetch_add(1, SeqCst);
+        let down = started.elapsed() < 60 * SECOND;
+        async move {
+            if down {
+                Err("connection timeout")
+            } else {
+                Ok(())
+            }
+        }
+    });
+    let breaker = CircuitBreakerLayer::default();
+    let claims = breaker.layer(database.clone());
+    let claimed_after = loop {
+        match claims.clone().oneshot(()).await {
+            Ok(()) => break started.elapsed(),
+            Err(error) => match Overloaded::find(error.as_ref()) {
+                Some(refused) => {
+                    // What is not to be held up by the circuit is not sent through it.
+                    assert_eq!(
+                        database.clone().oneshot(()).await.is_ok(),
+                        started.elapsed() >= 60 * SECOND
+                    );
+                    sleep(refused.retry_after()).await;
+                }
+                None => sleep(SECOND).await,
+            },
+        }
+    };
+    assert_eq!(claimed_after, 64 * SECOND); // five failures a second apart, two cooldowns
+    assert_eq!(asked.load(SeqCst), 5 + 1 + 1 + 2); // with two acks, and not once a second
 }
 
 /// workers + jobs + a buffer for the API: 3 + 5 + 7 = 15 connections.
