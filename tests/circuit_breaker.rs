@@ -441,6 +441,36 @@ async fn by_share_after_an_idle_hour_a_few_failures_among_many_requests_are_a_fe
 }
 
 #[tokio::test(start_paused = true)]
+async fn by_share_a_success_from_before_the_last_change_does_not_count() {
+    let config = CircuitBreakerConfig::default().failure_rate(0.5, 10 * SECOND, 20);
+    let breaker = Breaker::new(config);
+    breaker.probe.set(|script| script.pending_polls = 1);
+    let mut late = request(&breaker.service);
+    assert!(poll(&mut late).is_pending());
+    breaker.handle.force_open();
+    breaker.handle.reset();
+    finish(late).unwrap();
+    assert_eq!(breaker.handle.snapshot().failure_rate, None); // nothing was counted since
+}
+
+#[tokio::test(start_paused = true)]
+async fn by_share_successes_of_an_hour_ago_do_not_count() {
+    let config = CircuitBreakerConfig::default().failure_rate(0.5, 10 * SECOND, 20);
+    let breaker = Breaker::new(config);
+    for _ in 0..1000 {
+        breaker.run().unwrap();
+    }
+    advance(3600 * SECOND).await;
+    breaker.probe.set(|script| script.future = Behaviour::Fails);
+    for _ in 0..19 {
+        breaker.run().unwrap_err();
+        assert_eq!(breaker.handle.snapshot().failure_rate, Some(1.0));
+    }
+    breaker.run().unwrap_err();
+    assert_eq!(breaker.state(), State::Open);
+}
+
+#[tokio::test(start_paused = true)]
 async fn clients_are_told_503_and_when_to_come_back() {
     let breaker = CircuitBreakerLayer::default();
     breaker.handle().force_open();

@@ -65,7 +65,8 @@ pub struct Snapshot {
     pub state: State,
     /// How many failures there were since the last success, while the circuit is closed.
     pub failures_in_a_row: u32,
-    /// The share of requests in the window that failed, from 0 to 1, where that is what opens the circuit.
+    /// The share of requests in the window that failed, from 0 to 1, where that is what opens the circuit and
+    /// there were any.
     pub failure_rate: Option<f64>,
     /// How long the circuit stays open yet; `None` if it is not open, or forced open.
     pub retry_after: Option<Duration>,

@@ -241,6 +241,36 @@ fn by_share_successes_that_were_only_counted_count() {
 }
 
 #[test]
+fn by_share_what_was_before_it_opened_does_not_count_after_it_has_closed() {
+    let mut driven = Driven::new(Trip::Share {
+        of: 0.5,
+        window: 1000 * SECOND,
+        calls: 10,
+    });
+    for _ in 0..10 {
+        driven.run(Ended::Failure);
+    }
+    driven.now += 30 * SECOND;
+    driven.run(Ended::Success);
+    assert_eq!(driven.run(Ended::Success), State::Closed);
+    for _ in 0..9 {
+        assert_eq!(driven.run(Ended::Failure), State::Closed);
+    }
+    assert_eq!(driven.run(Ended::Failure), State::Open);
+}
+
+#[test]
+fn one_that_has_just_closed_is_not_stale_however_long_ago_it_failed() {
+    let mut driven = Driven::opened();
+    driven.now += 100 * SECOND;
+    driven.run(Ended::Success);
+    assert_eq!(driven.run(Ended::Success), State::Closed);
+    assert!(!driven.breaker.is_stale(&driven.common, driven.now));
+    driven.now += 61 * SECOND;
+    assert!(driven.breaker.is_stale(&driven.common, driven.now));
+}
+
+#[test]
 fn by_share_just_that_much_is_enough() {
     for calls in 1..200_u32 {
         for failures in 1..=calls {
@@ -284,7 +314,7 @@ fn what_nobody_probes_can_be_forgotten_in_time_but_not_what_was_opened_by_hand()
 }
 
 #[test]
-fn of_probes_that_say_nothing_there_is_nothing_news() {
+fn of_probes_that_say_nothing_there_is_no_news() {
     let mut driven = Driven::opened();
     assert_eq!(driven.breaker.news(driven.now), Some(State::Open));
     driven.now += 30 * SECOND;
