@@ -259,10 +259,9 @@ impl Circuit {
         Snapshot {
             state,
             failures_in_a_row: breaker.streak(),
-            failure_rate: counts.map(|(calls, failures)| match calls > 0.0 {
-                true => failures / calls,
-                false => 0.0,
-            }),
+            failure_rate: counts
+                .filter(|(calls, _)| *calls > 0.0)
+                .map(|(calls, failures)| failures / calls),
             retry_after: until.map(|until| Duration::from_nanos(until.saturating_sub(now))),
             opened: common.opened,
             closed: common.closed,
