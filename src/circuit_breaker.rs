@@ -86,7 +86,7 @@ mod config;
 mod judging;
 
 use std::{
-    fmt, mem,
+    fmt,
     task::{Context, Poll},
 };
 
@@ -165,7 +165,7 @@ impl<S, C: Clone> Layer<S> for CircuitBreakerLayer<C> {
         CircuitBreaker {
             inner,
             layer: self.clone(),
-            refusing: false,
+            refusing: None,
         }
     }
 }
@@ -183,8 +183,9 @@ impl<C> fmt::Debug for CircuitBreakerLayer<C> {
 pub struct CircuitBreaker<S, C = ByResult> {
     inner: S,
     layer: CircuitBreakerLayer<C>,
-    /// The circuit refused before the inner service was asked whether it is ready. Good for one call.
-    refusing: bool,
+    /// The circuit refused before the inner service was asked whether it is ready, and what the caller is to
+    /// be told. Good for one call.
+    refusing: Option<u64>,
 }
 
 impl<S, R, C> Service<R> for CircuitBreaker<S, C>
@@ -201,7 +202,7 @@ where
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.refusing = self.layer.circuit.is_refusing();
-        if self.refusing {
+        if self.refusing.is_some() {
             shed::note_refusing(); // `call` says so
             return Poll::Ready(Ok(()));
         }
@@ -210,8 +211,8 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        if mem::take(&mut self.refusing) {
-            return ResponseFuture::refused(self.layer.circuit.refuse_now());
+        if let Some(after) = self.refusing.take() {
+            return ResponseFuture::refused(self.layer.circuit.refuse(after));
         }
         match Pass::enter(&self.layer.circuit) {
             Ok(pass) => {

@@ -116,8 +116,8 @@ impl Circuit {
     #[cold]
     fn enter_slow(&self, word: u64) -> Result<u64, Box<Overloaded>> {
         let now = self.clock.nanos();
-        if self.refuses(word, now) {
-            return Err(self.refuse_at(word, now));
+        if let Some(after) = self.refuses_for(word, now) {
+            return Err(self.refuse(after));
         }
         match self.change(now, |law| law.breaker.enter(&mut law.common, now)) {
             Entered::Passes(generation) => Ok(generation),
@@ -125,33 +125,29 @@ impl Circuit {
         }
     }
 
-    fn refuses(&self, word: u64, now: u64) -> bool {
-        // If the time is that of a later word, it refuses again.
-        word & (OPEN | PROBING) != 0 && now < self.until.load(Relaxed)
-    }
-
-    /// Whether a request that came now would be refused, whatever the inner service does.
+    /// If all are refused that come now, whatever the inner service does: what they are told.
     #[inline]
-    pub(crate) fn is_refusing(&self) -> bool {
+    pub(crate) fn is_refusing(&self) -> Option<u64> {
         let word = self.word.load(Acquire);
-        word & CLOSED == 0 && self.refuses(word, self.clock.nanos())
+        match word & CLOSED {
+            0 => self.refuses_for(word, self.clock.nanos()),
+            _ => None,
+        }
     }
 
-    /// Refuses a request of which that was known before it came.
-    #[cold]
-    pub(crate) fn refuse_now(&self) -> Box<Overloaded> {
-        self.refuse_at(self.word.load(Acquire), self.clock.nanos())
-    }
-
-    fn refuse_at(&self, word: u64, now: u64) -> Box<Overloaded> {
+    fn refuses_for(&self, word: u64, now: u64) -> Option<u64> {
+        // If the time is that of a later word, it refuses again.
         let left = self.until.load(Relaxed).saturating_sub(now);
-        self.refuse(match word & PROBING {
-            0 => left.min(self.cooldown),
-            _ => WHILE_PROBING,
-        })
+        match word & (OPEN | PROBING) {
+            _ if left == 0 => None,
+            OPEN => Some(left.min(self.cooldown)),
+            PROBING => Some(WHILE_PROBING),
+            _ => None,
+        }
     }
 
-    fn refuse(&self, after: u64) -> Box<Overloaded> {
+    #[cold]
+    pub(crate) fn refuse(&self, after: u64) -> Box<Overloaded> {
         self.rejected.fetch_add(1, Relaxed);
         let after = Duration::from_nanos(after).max(SHORTEST_RETRY_AFTER);
         Box::new(Overloaded::new(self.name.get(), Reason::CircuitOpen, after))
