@@ -677,6 +677,18 @@ mod keyed {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_refusal_gives_back_what_the_inner_service_had_reserved() {
+        let layer = KeyedCircuitBreakerLayer::new(CircuitBreakerConfig::default(), key);
+        let limit = ConcurrencyLimitLayer::new(1);
+        let mut service = layer.layer(limit.layer(Probe::new()));
+        layer.handle().force_open(&7u32).unwrap();
+        assert!(support::poll_ready(&mut service).is_ready());
+        assert_eq!(limit.handle().snapshot().in_flight, 1);
+        refusal(finish(service.call(7)));
+        assert_eq!(limit.handle().snapshot().in_flight, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn requests_without_a_key_share_a_circuit() {
         let none = |_: &u32| None::<u32>;
         let layer = KeyedCircuitBreakerLayer::new(CircuitBreakerConfig::default(), none);

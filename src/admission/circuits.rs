@@ -158,8 +158,7 @@ impl Circuits {
     fn end_slow(&self, key: Fingerprint, generation: u64, ended: Ended, counts: bool) {
         let now = self.clock.nanos();
         self.change(key, now, |Law { common, keys }| {
-            let known = keys.breakers.contains_key(&key);
-            if !known && (!counts || generation < keys.forgotten) {
+            if !counts && !keys.breakers.contains_key(&key) {
                 return;
             }
             let Some(breaker) = keys.remember(common, key, now) else {
