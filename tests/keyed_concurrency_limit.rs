@@ -141,6 +141,8 @@ async fn executions_a_to_e_with_two_at_once_proceed_in_the_order_in_which_they_c
         executor.end(name, &mut running);
         assert_eq!(executor.started(), started, "{name} completes");
         assert_eq!(executor.queue(1), (active, queued), "{name} completes");
+        let all = executor.handle.snapshot();
+        assert_eq!((all.in_flight, all.waiting), (active, queued));
     }
     let totals = executor.handle.key(&1u32).unwrap().totals;
     assert_eq!((totals.enqueued, totals.completed), (5, 4));
@@ -344,6 +346,16 @@ async fn limits_change_at_run_time() {
     assert!(executor.handle.set_limit(0).is_err());
     assert!(executor.handle.set_limit_of(&1u32, 0).is_err());
     assert_eq!(executor.handle.key(&1u32).unwrap().limit, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_of_all_is_not_that_of_a_key_with_its_own() {
+    let executor = Executor::with(1, |handle| handle.set_limit_of(&1u32, 1).unwrap());
+    let _running = executor.send(1, 'a');
+    let mut waits = executor.send(1, 'b');
+    executor.handle.set_limit(5).unwrap();
+    assert!(poll(&mut waits).is_pending());
+    assert_eq!(executor.started(), "a");
 }
 
 #[tokio::test(start_paused = true)]

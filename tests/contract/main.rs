@@ -212,6 +212,9 @@ contract! {
     keyed_concurrency_limit_over_concurrency_limit: WaitsInCall, ServiceBuilder::new()
         .layer(KeyedConcurrencyLimitLayer::new(2, key))
         .layer(ConcurrencyLimitLayer::new(1));
+    keyed_concurrency_limit_over_towers_concurrency_limit: WaitsInCall, ServiceBuilder::new()
+        .layer(KeyedConcurrencyLimitLayer::new(2, key))
+        .layer(tower::limit::GlobalConcurrencyLimitLayer::new(1));
     saturation: IsServed, saturation(|| (0, 1));
     saturation_over_concurrency_limit: Waits, ServiceBuilder::new()
         .layer(saturation(|| (0, 1)))
