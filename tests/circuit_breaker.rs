@@ -689,6 +689,18 @@ mod keyed {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn one_that_failed_and_is_not_asked_for_again_is_forgotten_when_others_are() {
+        let layer = KeyedCircuitBreakerLayer::new(CircuitBreakerConfig::default(), key);
+        let (service, handle) = (layer.layer(service_fn(serve)), layer.handle());
+        service.clone().oneshot(1).await.unwrap_err();
+        service.clone().oneshot(2).await.unwrap();
+        assert_eq!(handle.snapshot().tracked, 1);
+        advance(31 * SECOND).await;
+        service.clone().oneshot(2).await.unwrap();
+        assert_eq!(handle.snapshot().tracked, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn requests_without_a_key_share_a_circuit() {
         let none = |_: &u32| None::<u32>;
         let layer = KeyedCircuitBreakerLayer::new(CircuitBreakerConfig::default(), none);

@@ -149,8 +149,7 @@ impl Circuit {
     #[cold]
     pub(crate) fn refuse(&self, after: u64) -> Box<Overloaded> {
         self.rejected.fetch_add(1, Relaxed);
-        let after = Duration::from_nanos(after).max(SHORTEST_RETRY_AFTER);
-        Box::new(Overloaded::new(self.name.get(), Reason::CircuitOpen, after))
+        refusal(self.name.get(), after)
     }
 
     /// A request of that generation has ended.
@@ -244,7 +243,7 @@ impl Circuit {
         let now = self.clock.nanos();
         self.change(now, |law| {
             self.tell_successes(law, now);
-            law.breaker.look(&mut law.common, now);
+            law.breaker.end_lease(&mut law.common, now);
         });
         let mut law = lock(&self.law);
         let Law { common, breaker } = &mut *law;
@@ -265,6 +264,12 @@ impl Circuit {
             rejected: self.rejected.load(Relaxed),
         }
     }
+}
+
+/// With the time after which to try again, in nanoseconds.
+pub(super) fn refusal(layer: &'static str, after: u64) -> Box<Overloaded> {
+    let after = Duration::from_nanos(after).max(SHORTEST_RETRY_AFTER);
+    Box::new(Overloaded::new(layer, Reason::CircuitOpen, after))
 }
 
 /// One line for each change.

@@ -7,15 +7,15 @@
 //! All circuits number their changes together. A key that is seen for the first time may have been
 //! forgotten: requests that were sent before the last one was forgotten do not count for it.
 
-use std::{fmt, hash::Hash, time::Duration};
+use std::{fmt, hash::Hash};
 
 use super::{
-    bounds::{Name, SHORTEST_RETRY_AFTER},
+    bounds::Name,
     circuit::{self, Reports},
     fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
 };
 use crate::{
-    Clock, ConfigError, Outcome, Overloaded, Reason,
+    Clock, ConfigError, Outcome, Overloaded,
     algorithm::breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip},
     sync::{
         Arc, AtomicU64, AtomicUsize, Mutex,
@@ -130,6 +130,7 @@ impl Circuits {
     fn enter_slow(&self, key: Fingerprint) -> Entered {
         let now = self.clock.nanos();
         self.change(key, now, |Law { common, keys }| {
+            keys.sweep(common, now); // one that nobody asks for any more must not slow down all others
             match keys.breakers.get_mut(&key) {
                 Some(breaker) => breaker.enter(common, now),
                 None => Entered::Passes(common.generation),
@@ -140,8 +141,7 @@ impl Circuits {
     #[cold]
     fn refuse(&self, after: u64) -> Box<Overloaded> {
         self.rejected.fetch_add(1, Relaxed);
-        let after = Duration::from_nanos(after).max(SHORTEST_RETRY_AFTER);
-        Box::new(Overloaded::new(self.name.get(), Reason::CircuitOpen, after))
+        circuit::refusal(self.name.get(), after)
     }
 
     /// A request of that generation has ended.
@@ -199,7 +199,7 @@ impl Circuits {
             let Some(breaker) = keys.breakers.get_mut(&key) else {
                 return State::Closed;
             };
-            breaker.look(common, now);
+            breaker.end_lease(common, now);
             breaker.state()
         })
     }
@@ -221,7 +221,7 @@ impl Circuits {
         let mut law = lock(&self.law);
         let Law { common, keys } = &mut *law;
         let breakers = keys.breakers.values_mut();
-        breakers.for_each(|breaker| breaker.look(common, now));
+        breakers.for_each(|breaker| breaker.end_lease(common, now));
         let count = |state| {
             let is = |breaker: &&Breaker| breaker.state() == state;
             keys.breakers.values().filter(is).count()

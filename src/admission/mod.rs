@@ -13,8 +13,9 @@
 //! Circuit ─ whether the service is left alone; Pass: a request that says how it went
 //! ```
 //!
-//! `bounds.rs` is what gate and bucket have in common, `keyed_buckets.rs` a bucket for each key, `keyed_gates.rs` a
-//! gate and `circuits.rs` a circuit for each, and `fair_gate.rs` whose turn it is among tenants; `fingerprint.rs` is what keys and tenants are known by.
+//! `bounds.rs` is what gate and bucket have in common. `keyed_buckets.rs`, `keyed_gates.rs` and `circuits.rs`
+//! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
+//! `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
 //! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
 

@@ -182,11 +182,6 @@ impl Breaker {
         (std::mem::replace(&mut self.told, state) != state).then_some(state)
     }
 
-    /// Brings it up to date.
-    pub(crate) fn look(&mut self, common: &mut Common, now: u64) {
-        self.end_lease(common, now);
-    }
-
     /// Requests and failures in the window, where their share counts.
     pub(crate) fn counts(&mut self, now: u64) -> Option<(f64, f64)> {
         let window = self.window.as_mut()?;
@@ -258,7 +253,7 @@ impl Breaker {
             (Stage::HalfOpen { successes, .. }, Ended::Success) => {
                 let successes = successes.saturating_add(1);
                 if successes >= common.settings.successes {
-                    self.close(common, now);
+                    self.reset(common, now);
                 } else {
                     let probe = None;
                     self.stage = Stage::HalfOpen { successes, probe };
@@ -277,11 +272,6 @@ impl Breaker {
         if count > 0 && self.state() == State::Closed {
             self.count(common, at, count, 0);
         }
-    }
-
-    /// Closes it, whatever it was, as if nothing had ever happened.
-    pub(crate) fn reset(&mut self, common: &mut Common, now: u64) {
-        self.close(common, now);
     }
 
     /// Opens it until it is reset.
@@ -309,7 +299,7 @@ impl Breaker {
     }
 
     /// A probe that has not ended in its time has failed, at the end of it.
-    fn end_lease(&mut self, common: &mut Common, now: u64) {
+    pub(crate) fn end_lease(&mut self, common: &mut Common, now: u64) {
         if let Stage::HalfOpen { probe, .. } = self.stage {
             if let Some(end) = probe.filter(|end| *end <= now) {
                 self.open(common, end);
@@ -330,7 +320,8 @@ impl Breaker {
         self.change(common, now, Stage::Open { until });
     }
 
-    fn close(&mut self, common: &mut Common, now: u64) {
+    /// Closes it, whatever it was, as if nothing had ever happened.
+    pub(crate) fn reset(&mut self, common: &mut Common, now: u64) {
         if self.state() != State::Closed {
             common.closed += 1;
         }
