@@ -134,6 +134,7 @@ pub mod keyed_circuit_breaker;
 pub mod keyed_concurrency_limit;
 pub mod keyed_rate_limit;
 pub mod load_shed;
+pub mod observe;
 mod overloaded;
 mod rate;
 pub mod rate_limit;

@@ -78,7 +78,7 @@ use tower_service::Service;
 
 use self::protocol::Caller;
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
-use crate::{BoxError, Overloaded, Reason, jitter::Jitter};
+use crate::{BoxError, Overloaded, Reason, jitter::Jitter, observe::events};
 
 /// Answers [`Overloaded`] as the protocol expects. See the [module](self) for all of it.
 #[derive(Clone, Debug, Default)]
@@ -324,7 +324,7 @@ impl Settings {
         match &self.on_error {
             Some(on_error) => on_error(error),
             None => {
-                tracing::error!(%error, "request failed");
+                events::request_failed(error.as_ref());
                 self.respond(&Answer::INTERNAL, caller)
             }
         }

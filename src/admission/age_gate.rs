@@ -6,7 +6,11 @@
 #[cfg(all(test, backpressure_loom))]
 mod models;
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -20,6 +24,7 @@ use crate::{
     ConfigError, Overloaded, Reason, SubmittedAt, Waited,
     algorithm::codel::{CoDel, Entry, Settings, Verdict},
     clock,
+    observe::events::{self, LimitMoved},
     sync::{Arc, Mutex, MutexGuard, lock},
 };
 
@@ -35,6 +40,8 @@ pub(crate) struct AgeGate {
     law: Mutex<CoDel>,
     /// What the law's time is counted from.
     made: Instant,
+    /// Whether a queue stood when the law was last brought up to date. The log's business alone.
+    stands: AtomicBool,
 }
 
 /// The state of a sojourn-time admission at one moment.
@@ -84,6 +91,7 @@ impl AgeGate {
             gate: Arc::new(gate),
             law: Mutex::new(CoDel::new(settings, 0)),
             made: clock::instant(),
+            stands: AtomicBool::new(false),
         }
     }
 
@@ -154,6 +162,7 @@ impl AgeGate {
             return self.gate.refuse((), Reason::AtLimit);
         }
         self.gate.bounds.count(Reason::TooOld);
+        self.gate.bounds.report(Reason::TooOld);
         // A queue's length over its drain is the time that requests take through it.
         let retry_after =
             Duration::from_nanos(sojourn).clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER);
@@ -171,20 +180,49 @@ impl AgeGate {
     /// The law, up to date.
     #[inline]
     fn rolled(&self, now: u64) -> MutexGuard<'_, CoDel> {
-        let mut law = lock(&self.law);
-        if law.is_due(now) {
-            self.roll(&mut law, now);
+        let law = lock(&self.law);
+        match law.is_due(now) {
+            true => self.roll(law, now),
+            false => law,
         }
-        law
     }
 
     #[cold]
-    fn roll(&self, law: &mut CoDel, now: u64) {
-        let before = law.limit();
+    fn roll<'a>(&'a self, mut law: MutexGuard<'a, CoDel>, now: u64) -> MutexGuard<'a, CoDel> {
+        let before = law.report(now);
+        let limit = law.limit() as usize;
         law.roll(now, self.gate.completed());
-        if law.limit() != before {
-            self.gate.resize(law.limit() as usize);
+        let after = law.report(now);
+        let stands = after.overloaded;
+        let changed = stands != self.stands.swap(stands, Relaxed);
+        let moved = LimitMoved {
+            from: limit,
+            to: law.limit() as usize,
+            moves: 1,
+            why: Some(if after.undone > before.undone {
+                "undone"
+            } else if after.narrowings > before.narrowings {
+                "narrowed"
+            } else {
+                "widened"
+            }),
+        };
+        if moved.to != limit {
+            self.gate.resize(moved.to);
         }
+        if !changed && moved.to == limit {
+            return law;
+        }
+        // Whoever listens may come back here.
+        drop(law);
+        let name = self.gate.bounds.name();
+        if changed {
+            events::queue(name, stands, after.p95);
+        }
+        if moved.to != limit {
+            events::limit_moved(name, moved);
+        }
+        lock(&self.law)
     }
 
     pub(crate) fn set_target(&self, target: Duration) -> Result<(), ConfigError> {

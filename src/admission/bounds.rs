@@ -5,6 +5,7 @@ use std::{sync::OnceLock, time::Duration};
 use super::queue::MAX_WAITING;
 use crate::{
     Reason,
+    observe::refusals::Refusals,
     sync::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
@@ -53,6 +54,8 @@ pub(crate) struct Bounds {
     wait_timeout: AtomicU64,
     too_old: AtomicU64,
     quota: AtomicU64,
+    /// What the log is told; `None` where that is somebody else's business.
+    refusals: Option<Box<Refusals>>,
 }
 
 /// How many requests a limiter refused, by [`Reason`].
@@ -93,7 +96,13 @@ impl Bounds {
             wait_timeout: AtomicU64::new(0),
             too_old: AtomicU64::new(0),
             quota: AtomicU64::new(0),
+            refusals: Some(Box::default()),
         }
+    }
+
+    /// For one of many: the log is told of all of them together, by whoever has them.
+    pub(crate) fn silence(&mut self) {
+        self.refusals = None;
     }
 
     /// The first name that is given stays.
@@ -126,16 +135,37 @@ impl Bounds {
         (max_wait != NO_BOUND).then(|| Duration::from_nanos(max_wait))
     }
 
-    /// Counts a refusal; says how many there were before for that reason.
-    pub(crate) fn count(&self, reason: Reason) -> u64 {
-        let count = match reason {
+    fn counter(&self, reason: Reason) -> &AtomicU64 {
+        match reason {
             Reason::QueueFull => &self.queue_full,
             Reason::WaitTimeout => &self.wait_timeout,
             Reason::TooOld => &self.too_old,
             Reason::Quota => &self.quota,
             _ => &self.at_limit,
-        };
-        count.fetch_add(1, Relaxed)
+        }
+    }
+
+    /// Counts a refusal; says how many there were before for that reason.
+    pub(crate) fn count(&self, reason: Reason) -> u64 {
+        self.counter(reason).fetch_add(1, Relaxed)
+    }
+
+    /// Has the log told of a refusal that was counted, if that is news. What listens there may come back to
+    /// the limiter, so none of its locks may be held.
+    #[inline]
+    pub(crate) fn report(&self, reason: Reason) {
+        if let Some(refusals) = &self.refusals {
+            let count = self.counter(reason).load(Relaxed);
+            let total = || self.rejected().total();
+            refusals.note(self.name(), reason, count, total);
+        }
+    }
+
+    /// Has the log told that nothing is refused any more, if that is news. The same about locks.
+    pub(crate) fn settle_report(&self) {
+        if let Some(refusals) = &self.refusals {
+            refusals.settle(self.name(), || self.rejected().total());
+        }
     }
 
     pub(crate) fn rejected(&self) -> Rejected {

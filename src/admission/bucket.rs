@@ -132,6 +132,7 @@ impl Bucket {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
+        self.bounds.settle_report();
         let slow = lock(&self.slow);
         let now = self.clock.nanos();
         let word = self.word.load(Acquire);
@@ -355,6 +356,7 @@ impl Limiter for Bucket {
             false => reason,
         };
         self.bounds.count(reason);
+        self.bounds.report(reason);
         let ahead = match self.word.load(Acquire) & QUEUED {
             0 => 0,
             _ => lock(&self.slow).demand,

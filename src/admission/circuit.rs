@@ -19,6 +19,7 @@ use crate::{
         breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip, WHILE_PROBING},
         failure_window::slice,
     },
+    observe::events,
     sync::{
         Arc, AtomicU64, Mutex,
         Ordering::{Acquire, Relaxed, Release},
@@ -218,7 +219,7 @@ impl Circuit {
         let state = law.breaker.news(now);
         self.publish(&law.breaker);
         drop(law);
-        log(self.name.get(), state);
+        events::circuit(self.name.get(), state);
         changed
     }
 
@@ -270,16 +271,6 @@ impl Circuit {
 pub(super) fn refusal(layer: &'static str, after: u64) -> Box<Overloaded> {
     let after = Duration::from_nanos(after).max(SHORTEST_RETRY_AFTER);
     Box::new(Overloaded::new(layer, Reason::CircuitOpen, after))
-}
-
-/// One line for each change.
-pub(super) fn log(layer: &'static str, state: Option<State>) {
-    match state {
-        Some(State::Open) => tracing::warn!(layer, "circuit opened"),
-        Some(State::HalfOpen) => tracing::info!(layer, "circuit half-open: requests probe"),
-        Some(State::Closed) => tracing::info!(layer, "circuit closed"),
-        None => {}
-    }
 }
 
 impl fmt::Debug for Circuit {

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     Clock, ConfigError, Outcome, Overloaded,
     algorithm::breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip},
+    observe::events,
     sync::{
         Arc, AtomicU64, AtomicUsize, Mutex,
         Ordering::{Acquire, Relaxed, Release},
@@ -212,7 +213,7 @@ impl Circuits {
         self.generation.store(law.common.generation, Release);
         self.tracked.store(law.keys.breakers.len(), Release);
         drop(law);
-        circuit::log(self.name.get(), state);
+        events::circuit(self.name.get(), state);
         changed
     }
 

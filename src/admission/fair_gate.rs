@@ -45,7 +45,7 @@ use crate::{
         fair_queue::{Charge, FairQueue, Ticket},
     },
     clock::Clock,
-    sync::{AtomicUsize, Mutex, Ordering::Relaxed, lock},
+    sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
 };
 
 /// Longest name of a tenant, in bytes.
@@ -246,7 +246,7 @@ impl FairGate {
             let charge = state.queue.begin_at_once(tenant, cost, now);
             return Arrived::Begins(arrival, charge, waited);
         }
-        self.queue_up(&mut state, arrival, now)
+        self.queue_up(state, arrival, now)
     }
 
     /// Takes back what [`arrive`](Self::arrive) charged: the request has to wait after all.
@@ -255,19 +255,18 @@ impl FairGate {
         let mut state = lock(&self.state);
         state.queue.take_back(charge, arrival.virtual_time);
         let granted = state.pass_on(now);
-        let arrived = self.queue_up(&mut state, arrival, now);
+        let arrived = self.queue_up(state, arrival, now);
         (arrived, Wakes::of(granted))
     }
 
     /// Where there is no room, that is told at once. It is looked for again when the request is first polled:
     /// until then it is in nobody's way.
-    fn queue_up(&self, state: &mut State, arrival: Arrival, now: u64) -> Arrived {
-        if self.has_room(state, arrival.tenant, self.bounds.max_waiting()) {
+    fn queue_up(&self, mut state: MutexGuard<'_, State>, arrival: Arrival, now: u64) -> Arrived {
+        if self.has_room(&mut state, arrival.tenant, self.bounds.max_waiting()) {
             return Arrived::Waits(arrival);
         }
-        let refusal = self.refuse(state, arrival.tenant, Reason::QueueFull, now);
         state.tenants.detach(arrival.tenant);
-        Arrived::Refused(refusal)
+        Arrived::Refused(self.refuse(state, arrival.tenant, Reason::QueueFull, now))
     }
 
     /// Lets a request wait, if there is room, or room can be made.
@@ -283,9 +282,7 @@ impl FairGate {
         let mut state = lock(&self.state);
         let max_waiting = self.bounds.max_waiting();
         if !self.has_room(&mut state, tenant, max_waiting) {
-            let refusal = self.refuse(&mut state, tenant, Reason::QueueFull, now);
-            drop(state); // before the waker, which is foreign
-            return Err(refusal);
+            return Err(self.refuse(state, tenant, Reason::QueueFull, now));
         }
         let mut evicted = None;
         if state.queue.waiting() >= max_waiting {
@@ -296,6 +293,9 @@ impl FairGate {
         let ticket = state.queue.push(tenant, cost, at, waker);
         let granted = state.pass_on(now);
         drop(state);
+        if evicted.is_some() {
+            self.bounds.report(Reason::QueueFull);
+        }
         let wakes = Wakes::of(granted).but_for(&ticket);
         Ok((ticket, Wakes { evicted, ..wakes }))
     }
@@ -393,8 +393,7 @@ impl FairGate {
     /// Refuses a request that has waited as long as it may. It still has to leave.
     pub(crate) fn time_out(&self, arrival: Arrival) -> Box<Overloaded> {
         let now = self.clock.nanos();
-        let mut state = lock(&self.state);
-        self.refuse(&mut state, arrival.tenant, Reason::WaitTimeout, now)
+        self.refuse(lock(&self.state), arrival.tenant, Reason::WaitTimeout, now)
     }
 
     /// A request that never waited, or waits no more, is gone.
@@ -460,6 +459,7 @@ impl FairGate {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
+        self.bounds.settle_report();
         let now = self.clock.nanos();
         let state = lock(&self.state);
         let since = |at| Duration::from_nanos(now.saturating_sub(at));
@@ -496,9 +496,18 @@ impl FairGate {
         state.tenants.note_rejected(tenant);
     }
 
-    fn refuse(&self, state: &mut State, tenant: u32, reason: Reason, now: u64) -> Box<Overloaded> {
-        self.count(state, tenant, reason);
-        self.refusal(state, tenant, reason, now)
+    fn refuse(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        tenant: u32,
+        reason: Reason,
+        now: u64,
+    ) -> Box<Overloaded> {
+        self.count(&mut state, tenant, reason);
+        let refusal = self.refusal(&mut state, tenant, reason, now);
+        drop(state); // what follows is foreign, and so are wakers that a caller drops
+        self.bounds.report(reason);
+        refusal
     }
 
     /// The hint is how long it takes until all that the tenant has waiting is served, at its share of the

@@ -189,6 +189,7 @@ impl Gate {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
+        self.bounds.settle_report();
         let slow = lock(&self.slow);
         let peak = self.peak.swap(0, Relaxed);
         let word = self.load();
@@ -275,11 +276,15 @@ impl Gate {
     pub(crate) fn settle(&self) {
         loop {
             let mut slow = lock(&self.slow);
-            self.fold(&mut slow);
-            let Some((waker, more)) = self.grant_free(&mut slow) else {
+            let folded = self.fold(&mut slow);
+            let granted = self.grant_free(&mut slow);
+            drop(slow);
+            if folded {
+                self.bounds.settle_report();
+            }
+            let Some((waker, more)) = granted else {
                 return;
             };
-            drop(slow);
             waker.wake();
             if !more {
                 return;
@@ -311,14 +316,17 @@ impl Gate {
         Some(waker)
     }
 
-    /// Moves the completions out of the word. Under the lock, so that nothing is counted twice.
-    fn fold(&self, slow: &mut Slow) {
+    /// Moves the completions out of the word, if it is time to. Under the lock, so that nothing is counted
+    /// twice.
+    fn fold(&self, slow: &mut Slow) -> bool {
         let word = self.load();
-        if word.0 & FOLD != 0 {
+        let due = word.0 & FOLD != 0;
+        if due {
             let completed = word.completed();
             self.word.fetch_sub(completed * COMPLETED_ONE, AcqRel);
             slow.completed += completed;
         }
+        due
     }
 
     /// Brings the retry hint up to date: the time that it takes to work off those who wait and one
@@ -428,6 +436,7 @@ impl Limiter for Gate {
 
     fn refuse(&self, (): (), reason: Reason) -> Box<Overloaded> {
         let before = self.bounds.count(reason);
+        self.bounds.report(reason);
         let completed = self.load().completed();
         let news = completed.abs_diff(self.looked_at.load(Relaxed)) >= LOOK_EVERY;
         if reason != Reason::AtLimit || before % LOOK_EVERY == 0 || news {

@@ -9,9 +9,13 @@ use std::time::Duration;
 use super::gate::Gate;
 use crate::{
     Clock,
-    algorithm::limit::{Bounds, Limit, Outcome, Report, Sample},
+    algorithm::limit::{Bounds, Limit, Moved, Outcome, Report, Sample},
+    observe::events::{self, LimitMoved},
     sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
 };
+
+/// The log is told of the limit at most once in so many nanoseconds.
+const TELL_EVERY: u64 = 1_000_000_000;
 
 pub(crate) struct Governor {
     clock: Clock,
@@ -26,6 +30,16 @@ struct Law {
     applied: usize,
     /// While the limit is pinned, the law is neither fed nor asked.
     pinned: bool,
+    said: Said,
+}
+
+/// What the log was last told of the limit.
+#[derive(Default)]
+struct Said {
+    at: Option<u64>,
+    limit: usize,
+    /// How often it has moved since.
+    moves: u64,
 }
 
 /// A request that was handed to the inner service.
@@ -45,6 +59,7 @@ impl Governor {
                 applied: limit.limit().max(1),
                 limit: Box::new(limit),
                 pinned: false,
+                said: Said::default(),
             }),
         }
     }
@@ -102,7 +117,12 @@ impl Governor {
     pub(crate) fn restart(&self, gate: &Gate, bounds: Bounds) {
         let mut law = lock(&self.law);
         law.limit.restart(bounds);
+        if !law.pinned {
+            law.applied = law.limit.limit().max(1); // which is no news: it was asked for
+            gate.resize(law.applied);
+        }
         self.apply(gate, law);
+        gate.settle();
     }
 
     /// The limit is this from now on.
@@ -143,10 +163,41 @@ impl Governor {
 
     #[cold]
     fn set(&self, gate: &Gate, mut law: MutexGuard<'_, Law>, limit: usize) {
-        law.applied = limit;
+        let before = std::mem::replace(&mut law.applied, limit);
         gate.resize(limit);
+        let moved = events::limit_is_told().then(|| self.tell(&mut law, before));
         drop(law);
         gate.settle();
+        if let Some(moved) = moved.flatten() {
+            events::limit_moved(gate.bounds.name(), moved);
+        }
+    }
+
+    /// What the log is to be told of the limit, if it is time to.
+    fn tell(&self, law: &mut Law, before: usize) -> Option<LimitMoved> {
+        let now = self.clock.nanos();
+        if law.said.moves == 0 {
+            law.said.limit = before;
+        }
+        law.said.moves += 1;
+        let early = |at| now.saturating_sub(at) < TELL_EVERY;
+        if law.said.at.is_some_and(early) {
+            return None;
+        }
+        let moved = LimitMoved {
+            from: law.said.limit,
+            to: law.applied,
+            moves: law.said.moves,
+            why: match law.pinned {
+                true => Some("pinned"),
+                false => law.limit.report().moved.map(Moved::as_str),
+            },
+        };
+        law.said = Said {
+            at: Some(now),
+            ..Said::default()
+        };
+        Some(moved)
     }
 }
 

@@ -164,6 +164,10 @@ impl KeyedBuckets {
             },
         };
         shard.admitted += u64::from(taken.is_ok());
+        drop(shard);
+        if let Err(refusal) = &taken {
+            self.bounds.report(refusal.reason());
+        }
         taken
     }
 
@@ -308,6 +312,7 @@ impl KeyedBuckets {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
+        self.bounds.settle_report();
         Snapshot {
             rate: *lock(&self.rate),
             keys: self.keys.load(Relaxed),

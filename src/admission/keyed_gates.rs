@@ -24,6 +24,7 @@ use super::{
 use crate::{
     ConfigError, Overloaded, Reason,
     hold::sealed::Held,
+    observe::refusals::Refusals,
     sync::{Arc, Mutex, lock},
 };
 
@@ -40,6 +41,7 @@ pub(crate) struct KeyedGates {
     state: Mutex<State>,
     fingerprints: Fingerprints,
     pub(crate) name: Name,
+    refusals: Refusals,
 }
 
 struct State {
@@ -81,6 +83,12 @@ pub struct Totals {
     pub timed_out: u64,
     /// How many were never sent: dropped while they waited, or the inner service's `poll_ready` failed.
     pub cancelled: u64,
+}
+
+impl Totals {
+    fn refused(&self) -> u64 {
+        self.rejected + self.timed_out
+    }
 }
 
 /// The state of a keyed limit at one moment.
@@ -130,6 +138,7 @@ impl KeyedGates {
             }),
             fingerprints: Fingerprints::new(),
             name: Name::new(KIND),
+            refusals: Refusals::default(),
         })
     }
 
@@ -195,8 +204,9 @@ impl KeyedGates {
         let max_waiting = state.max_waiting_per_key.unwrap_or(state.max_waiting);
         let gate = known.gate.get_or_insert_with(|| {
             let gate = state.spare.pop().unwrap_or_else(|| {
-                let gate = Gate::new(KIND, limit).expect("it has been checked");
+                let mut gate = Gate::new(KIND, limit).expect("it has been checked");
                 gate.bounds.set_name(self.name.get());
+                gate.bounds.silence(); // there may be any number of keys
                 Arc::new(gate)
             });
             gate.resize(limit); // nobody waits
@@ -208,8 +218,8 @@ impl KeyedGates {
     }
 
     fn leave(&self, key: Fingerprint, waits: bool, end: End) {
-        let mut state = lock(&self.state);
-        let state = &mut *state;
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
         state.waiting -= usize::from(waits);
         end.count(&mut state.totals);
         let known = state.keys.get_mut(&key).expect("it is in use");
@@ -223,9 +233,20 @@ impl KeyedGates {
             }
             state.forget(key);
         }
+        let totals = state.totals;
+        drop(guard);
+        let (reason, count) = match end {
+            End::Rejected => (Reason::QueueFull, totals.rejected),
+            End::TimedOut => (Reason::WaitTimeout, totals.timed_out),
+            End::Cancelled | End::Completed => return,
+        };
+        let name = self.name.get();
+        self.refusals.note(name, reason, count, || totals.refused());
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
+        let total = || lock(&self.state).totals.refused();
+        self.refusals.settle(self.name.get(), total);
         let state = lock(&self.state);
         let in_use = || state.keys.values().filter(|key| key.requests > 0);
         let requests: usize = in_use().map(|key| key.requests).sum();

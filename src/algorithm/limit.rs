@@ -208,6 +208,19 @@ pub enum Moved {
     ProbeOver,
 }
 
+impl Moved {
+    /// The reason as one word, for labels of logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::Queue => "queue",
+            Self::Failures => "failures",
+            Self::Probe => "probe",
+            Self::ProbeOver => "probe_over",
+        }
+    }
+}
+
 impl fmt::Display for Moved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

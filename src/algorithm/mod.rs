@@ -6,6 +6,7 @@ pub(crate) mod backoff;
 pub(crate) mod breaker;
 pub(crate) mod codel;
 pub(crate) mod drain_rate;
+pub(crate) mod episode;
 pub(crate) mod failure_window;
 pub(crate) mod fair_queue;
 pub(crate) mod gradient2;

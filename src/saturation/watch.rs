@@ -14,6 +14,7 @@ use crate::{
     admission::bounds::nanos,
     algorithm::levels::{Fall, Levels},
     clock,
+    observe::events,
     sync::{
         AtomicU64, AtomicUsize, Mutex,
         Ordering::{Acquire, Relaxed, Release},
@@ -171,15 +172,11 @@ impl Watch {
         drop(state);
 
         if let Some(probe) = panicked {
-            let layer = self.name.get();
-            tracing::error!(layer, probe, "a saturation probe panicked");
+            events::probe_panicked(self.name.get(), probe);
         }
-        let probe = worst.map_or("", |worst| worst.probe);
-        let (layer, from, to) = (self.name.get(), before.as_str(), level.as_str());
-        if level > before {
-            tracing::warn!(layer, probe, ratio, from, to, "saturation has risen");
-        } else if level < before {
-            tracing::info!(layer, probe, ratio, from, to, "saturation has fallen");
+        if level != before {
+            let probe = worst.map_or("", |worst| worst.probe);
+            events::saturation(self.name.get(), probe, ratio, before, level);
         }
     }
 

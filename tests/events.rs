@@ -1,0 +1,408 @@
+//! What is written to the log, and how little of it.
+
+use std::{
+    cell::RefCell,
+    fmt,
+    num::NonZeroU64,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::time::advance;
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_backpressure::{
+    AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
+    ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer,
+    Overloaded, Rate, RateLimitLayer, SaturationLayer, SubmittedAt, WfqConfig, WfqLayer,
+    saturation::Work,
+};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    /// What a subscriber does that comes back to the layer it hears from.
+    static LISTENER: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+}
+
+/// A subscriber for the whole process (of one thread alone it would miss what another was the first to log),
+/// which keeps the lines of each thread apart: each test runs on its own.
+struct Lines;
+
+fn listen(listener: impl Fn() + 'static) {
+    static SET: Once = Once::new();
+    SET.call_once(|| tracing::subscriber::set_global_default(Lines).unwrap());
+    LISTENER.set(Some(Box::new(listener)));
+}
+
+/// What was logged since it was last asked.
+fn lines() -> Vec<String> {
+    LINES.take()
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tower_backpressure")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_non_zero_u64(NonZeroU64::MIN)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        LINES.with_borrow_mut(|lines| lines.push(line.0));
+        LISTENER.with_borrow(|listener| listener.iter().for_each(|listener| listener()));
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+struct Line(String);
+
+impl tracing::field::Visit for Line {
+    fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
+        self.0 += &format!(" {field}={value}");
+    }
+
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "message" => self.0 += &format!(" {value:?}:"),
+            _ => self.0 += &format!(" {field}={value:?}"),
+        }
+    }
+}
+
+/// Answers at once.
+async fn answer(_: u32) -> Result<u32, BoxError> {
+    Ok(0)
+}
+
+/// Does not answer.
+async fn hang(_: u32) -> Result<u32, BoxError> {
+    std::future::pending().await
+}
+
+/// Starts a request, which stays where it is, and says whether it was refused.
+fn start<S>(service: &S, request: u32) -> (Option<tokio::task::JoinHandle<()>>, bool)
+where
+    S: Service<u32, Error = BoxError, Future: Send> + Clone + Send + 'static,
+    S::Response: Send,
+{
+    use std::future::Future;
+    let mut response = Box::pin(service.clone().oneshot(request));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match response.as_mut().poll(&mut cx) {
+        std::task::Poll::Ready(Err(error)) => (None, Overloaded::find(error.as_ref()).is_some()),
+        std::task::Poll::Ready(Ok(_)) => (None, false),
+        std::task::Poll::Pending => (
+            Some(tokio::spawn(async move { drop(response.await) })),
+            false,
+        ),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_refusals_is_a_few_lines_and_none_is_left_out() {
+    let limit = ConcurrencyLimitLayer::new(1).name("orders");
+    let handle = limit.handle();
+    let seen = limit.handle();
+    listen(move || drop(seen.snapshot()));
+    let service = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(limit)
+        .service_fn(hang);
+    let (first, _) = start(&service, 0);
+    for _ in 0..25_000 {
+        assert!(start(&service, 0).1);
+        advance(MS).await;
+    }
+    let told = lines();
+    assert_eq!(
+        told,
+        [
+            "WARN requests are refused: layer=orders reason=at_limit",
+            "WARN requests are still refused: layer=orders refused=10001 lasted=10s",
+            "WARN requests are still refused: layer=orders refused=10000 lasted=20s",
+        ]
+    );
+    first.unwrap().abort();
+    advance(5 * SEC).await;
+    handle.snapshot();
+    assert_eq!(
+        lines(),
+        ["INFO requests are no longer refused: layer=orders refused=25000 lasted=24.992s"]
+    );
+    advance(60 * SEC).await;
+    handle.snapshot();
+    assert_eq!(lines(), [""; 0], "it is said once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_refusal_after_an_episode_begins_another() {
+    let limit = ConcurrencyLimitLayer::new(1);
+    let handle = limit.handle();
+    listen(|| ());
+    let _permit = handle.try_acquire().unwrap();
+    for _ in 0..3 {
+        assert!(handle.try_acquire().is_err());
+        assert!(handle.try_acquire().is_err());
+        let begun = "WARN requests are refused: layer=concurrency_limit reason=at_limit";
+        assert_eq!(lines(), [begun]);
+        advance(5 * SEC).await;
+        handle.snapshot();
+        assert_eq!(lines().len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_it_is_over_is_noticed_by_requests_that_complete_too() {
+    let limit = ConcurrencyLimitLayer::new(1);
+    let handle = limit.handle();
+    let seen = limit.handle();
+    listen(move || drop(seen.snapshot()));
+    let permit = handle.try_acquire().unwrap();
+    assert!(handle.try_acquire().is_err());
+    drop(permit);
+    advance(60 * SEC).await;
+    assert_eq!(lines().len(), 1);
+    for _ in 0..1 << 14 {
+        drop(handle.try_acquire().unwrap());
+    }
+    drop(handle.try_acquire().unwrap());
+    assert_eq!(
+        lines(),
+        ["INFO requests are no longer refused: layer=concurrency_limit refused=1 lasted=0ns"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_for_what_is_accepted() {
+    listen(|| ());
+    let mut service = ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), |_: &u32| {
+            Some("a".to_owned())
+        }))
+        .layer(
+            CoDelLayer::new(CoDelConfig::default())
+                .submitted_at(|_: &u32| Some(SubmittedAt::now())),
+        )
+        .layer(RateLimitLayer::new(Rate::per_second(1_000_000)))
+        .layer(ConcurrencyLimitLayer::new(10))
+        .layer(CircuitBreakerLayer::new(CircuitBreakerConfig::default()))
+        .service_fn(answer);
+    for _ in 0..20_000 {
+        service.ready().await.unwrap().call(0).await.unwrap();
+        advance(MS).await;
+    }
+    assert_eq!(lines(), [""; 0]);
+}
+
+/// Has a service refuse, with a listener that takes a snapshot, and looks what was written.
+macro_rules! writes {
+    ($layer:expr, $line:literal) => {{
+        let layer = $layer;
+        let handle = layer.handle();
+        let seen = layer.handle();
+        listen(move || _ = seen.snapshot());
+        let service = ServiceBuilder::new().layer(layer).service_fn(hang);
+        let mut refused = 0;
+        let mut running = Vec::new();
+        while refused < 100 {
+            let (task, is_refused) = start(&service, 0);
+            refused += usize::from(is_refused);
+            running.extend(task);
+        }
+        assert_eq!(lines(), [concat!("WARN requests are refused: ", $line)]);
+        advance(6 * SEC).await;
+        handle.snapshot();
+        let over = lines();
+        assert_eq!(over.len(), 1, "{over:?}");
+        assert!(
+            over[0].starts_with("INFO requests are no longer refused: "),
+            "{over:?}"
+        );
+        assert!(over[0].contains(" refused=100 "), "{over:?}");
+        running.iter().for_each(|task| task.abort());
+    }};
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_layer_that_refuses_says_so() {
+    let tenant = |_: &u32| Some("tenant".to_owned());
+    let key = |request: &u32| Some(*request);
+    writes!(
+        ConcurrencyLimitLayer::new(2).max_waiting(3).name("first"),
+        "layer=first reason=queue_full"
+    );
+    writes!(
+        AdaptiveConcurrencyLayer::vegas()
+            .limits(1, 1, 1)
+            .max_waiting(0),
+        "layer=adaptive_concurrency reason=queue_full"
+    );
+    writes!(
+        RateLimitLayer::new(Rate::per_hour(1)).max_waiting(0),
+        "layer=rate_limit reason=queue_full"
+    );
+    writes!(
+        KeyedRateLimitLayer::new(Rate::per_hour(1), key),
+        "layer=keyed_rate_limit reason=quota"
+    );
+    writes!(
+        KeyedConcurrencyLimitLayer::new(1, key).max_waiting(1),
+        "layer=keyed_concurrency_limit reason=queue_full"
+    );
+    writes!(
+        CoDelLayer::new(CoDelConfig::default().min_concurrency(1).max_concurrency(1))
+            .submitted_at(|_: &u32| None),
+        "layer=codel reason=at_limit"
+    );
+    let wfq = WfqConfig::default().max_in_flight_per_tenant(1.try_into().unwrap());
+    writes!(
+        WfqLayer::new(wfq.max_waiting_per_tenant(1), tenant),
+        "layer=wfq reason=queue_full"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_moves_says_why_and_at_most_once_a_second() {
+    let layer = AdaptiveConcurrencyLayer::vegas()
+        .limits(1, 20, 100)
+        .name("shop");
+    let handle = layer.handle();
+    let seen = layer.handle();
+    listen(move || drop(seen.snapshot()));
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .service_fn(|_: u32| async {
+            tokio::time::sleep(10 * MS).await;
+            Ok::<_, BoxError>(0)
+        });
+    let clients: Vec<_> = (0..50)
+        .map(|_| {
+            let mut service = service.clone();
+            tokio::spawn(async move {
+                for _ in 0..1000 {
+                    service.ready().await.unwrap().call(0).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    handle.pin(7).unwrap();
+    let told = lines();
+    let moves: Vec<(usize, usize)> = told
+        .iter()
+        .map(|line| {
+            assert!(
+                line.starts_with("DEBUG the limit has moved: layer=shop "),
+                "{line}"
+            );
+            assert!(!line.ends_with("why="), "{line}");
+            let number = |name: &str| {
+                let field = line.split(' ').find_map(|field| field.strip_prefix(name));
+                field.unwrap().parse().unwrap()
+            };
+            (number("from="), number("to="))
+        })
+        .collect();
+    assert!((2..=40).contains(&moves.len()), "{told:#?}");
+    assert_eq!(moves[0].0, 20);
+    for pair in moves.windows(2) {
+        assert_eq!(pair[0].1, pair[1].0, "nothing is left out: {told:#?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_stands_is_told_and_that_it_is_gone() {
+    let layer = CoDelLayer::new(CoDelConfig::default().min_concurrency(1))
+        .submitted_at(|age: &u32| SubmittedAt::ago(*age * MS));
+    let handle = layer.handle();
+    let seen = layer.handle();
+    listen(move || drop(seen.snapshot()));
+    let service = ServiceBuilder::new().layer(layer).service_fn(hang);
+    let mut running = Vec::new();
+    for _ in 0..200 {
+        running.extend(start(&service, 300).0);
+        advance(11 * MS).await;
+    }
+    let told = lines();
+    let begun = |line: &&String| line.starts_with("WARN a queue stands: layer=codel p95=");
+    assert_eq!(told.iter().filter(begun).count(), 1, "{told:#?}");
+    for _ in 0..200 {
+        running.extend(start(&service, 0).0);
+        advance(11 * MS).await;
+    }
+    handle.snapshot();
+    let told = lines();
+    let gone = |line: &&String| line.starts_with("INFO the queue is gone: layer=codel p95=");
+    assert_eq!(told.iter().filter(gone).count(), 1, "{told:#?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_circuit_says_when_it_opens_probes_and_closes() {
+    let layer = CircuitBreakerLayer::new(CircuitBreakerConfig::default()).name("database");
+    let seen = layer.handle();
+    listen(move || drop(seen.snapshot()));
+    let mut service =
+        ServiceBuilder::new()
+            .layer(layer)
+            .service(service_fn(|fails: u32| async move {
+                match fails {
+                    0 => Ok(0),
+                    _ => Err::<u32, BoxError>("down".into()),
+                }
+            }));
+    for _ in 0..100 {
+        let _ = service.ready().await.unwrap().call(1).await;
+    }
+    assert_eq!(lines(), ["WARN circuit opened: layer=database"]);
+    advance(60 * SEC).await;
+    for _ in 0..100 {
+        let _ = service.ready().await.unwrap().call(0).await;
+    }
+    assert_eq!(
+        lines(),
+        [
+            "INFO circuit half-open: requests probe: layer=database",
+            "INFO circuit closed: layer=database",
+        ]
+    );
+}
+
+#[test]
+fn a_level_of_saturation_is_told_once_with_the_probe_and_the_ratio() {
+    let queue = Arc::new(AtomicUsize::new(0));
+    let depth = Arc::clone(&queue);
+    let handle = SaturationLayer::new()
+        .name("orders")
+        .probe("queue", move || (depth.load(SeqCst), 1000))
+        .sample_every(Duration::ZERO)
+        .handle();
+    let seen = handle.clone();
+    listen(move || drop(seen.snapshot()));
+    for depth in [0, 750, 760, 860, 820, 960, 960, 100, 100] {
+        queue.store(depth, SeqCst);
+        let _ = handle.check(Work::New);
+    }
+    assert_eq!(
+        lines(),
+        [
+            "WARN saturation has risen: layer=orders probe=queue ratio=0.75 from=normal to=warning",
+            "WARN saturation has risen: layer=orders probe=queue ratio=0.86 from=warning to=critical",
+            "WARN saturation has risen: layer=orders probe=queue ratio=0.96 from=critical to=overflow",
+            "INFO saturation has fallen: layer=orders probe=queue ratio=0.1 from=overflow to=normal",
+        ]
+    );
+}
