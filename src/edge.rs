@@ -41,8 +41,8 @@ use tower_layer::Layer;
 
 use crate::{
     AdaptiveConcurrency, AdaptiveConcurrencyLayer, ByStatus, CoDel, CoDelConfig, CoDelLayer,
-    LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit, UntilBodyEnd,
-    UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
+    LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit, ShadowLayer,
+    UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
     hold::HoldKind,
     wfq::{self, FromExtension, Running},
 };
@@ -53,9 +53,11 @@ pub fn edge() -> Edge {
     let one_line = WfqConfig::default().max_waiting_per_tenant(1024);
     Edge {
         response: OverloadResponseLayer::new(),
-        wfq: WfqLayer::new(one_line, FromExtension),
-        codel: CoDelLayer::new(CoDelConfig::default()),
-        adaptive: AdaptiveConcurrencyLayer::vegas().classify(ByStatus),
+        gates: Gates {
+            wfq: WfqLayer::new(one_line, FromExtension),
+            codel: CoDelLayer::new(CoDelConfig::default()),
+            adaptive: AdaptiveConcurrencyLayer::vegas().classify(ByStatus),
+        },
     }
 }
 
@@ -64,6 +66,11 @@ pub fn edge() -> Edge {
 /// `E` finds a request's tenant. `H` says how long a request counts as in flight.
 pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
     response: OverloadResponseLayer,
+    gates: Gates<E, H>,
+}
+
+/// The layers of an [`Edge`] that decide: all but the one that answers.
+pub struct Gates<E = FromExtension, H: HoldKind = UntilResponse> {
     wfq: WfqLayer<E, H::Of<Running>>,
     codel: CoDelLayer,
     adaptive: AdaptiveConcurrencyLayer<ByStatus, H::Of<Permit>>,
@@ -79,9 +86,11 @@ impl<E> Edge<E> {
     pub fn wfq<E2>(self, wfq: WfqLayer<E2>) -> Edge<E2> {
         Edge {
             response: self.response,
-            wfq,
-            codel: self.codel,
-            adaptive: self.adaptive,
+            gates: Gates {
+                wfq,
+                codel: self.gates.codel,
+                adaptive: self.gates.adaptive,
+            },
         }
     }
 
@@ -90,13 +99,13 @@ impl<E> Edge<E> {
     /// # Panics
     /// As [`CoDelLayer::new`].
     pub fn codel(mut self, config: CoDelConfig) -> Self {
-        self.codel = CoDelLayer::new(config);
+        self.gates.codel = CoDelLayer::new(config);
         self
     }
 
     /// With this adaptive limit, for bounds or a law of its own.
     pub fn adaptive(mut self, adaptive: AdaptiveConcurrencyLayer) -> Self {
-        self.adaptive = adaptive.classify(ByStatus);
+        self.gates.adaptive = adaptive.classify(ByStatus);
         self
     }
 
@@ -111,9 +120,11 @@ impl<E> Edge<E> {
     pub fn hold_until_body_end(self) -> Edge<E, UntilBodyEnd> {
         Edge {
             response: self.response,
-            wfq: self.wfq.hold_until_body_end(),
-            codel: self.codel,
-            adaptive: self.adaptive.hold_until_body_end(),
+            gates: Gates {
+                wfq: self.gates.wfq.hold_until_body_end(),
+                codel: self.gates.codel,
+                adaptive: self.gates.adaptive.hold_until_body_end(),
+            },
         }
     }
 }
@@ -122,16 +133,35 @@ impl<E, H: HoldKind> Edge<E, H> {
     /// Handles on its parts.
     pub fn handle(&self) -> Handle {
         Handle {
-            wfq: self.wfq.handle(),
-            codel: self.codel.handle(),
-            adaptive: self.adaptive.handle(),
+            wfq: self.gates.wfq.handle(),
+            codel: self.gates.codel.handle(),
+            adaptive: self.gates.adaptive.handle(),
         }
+    }
+
+    /// The whole stack on trial: it decides, and every request is served all the same. See
+    /// [`shadow`](crate::shadow).
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tower_backpressure::edge;
+    ///
+    /// let trial = edge().shadow();
+    /// let handle = trial.handle(); // what would have been refused
+    ///
+    /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(trial);
+    /// # let _ = (app, handle);
+    /// ```
+    pub fn shadow(self) -> ShadowLayer<Gates<E, H>> {
+        ShadowLayer::new(self.gates)
     }
 }
 
 /// What [`Edge`] makes of a service.
-pub type EdgeService<S, E, H> =
-    OverloadResponse<Wfq<Admitted<S, H>, E, <H as HoldKind>::Of<Running>>>;
+pub type EdgeService<S, E, H> = OverloadResponse<GatesService<S, E, H>>;
+
+/// What [`Gates`] make of a service.
+pub type GatesService<S, E, H> = Wfq<Admitted<S, H>, E, <H as HoldKind>::Of<Running>>;
 
 /// The part inside the fair queue.
 type Admitted<S, H> =
@@ -141,9 +171,16 @@ impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
     type Service = EdgeService<S, E, H>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.response.layer(self.gates.layer(inner))
+    }
+}
+
+impl<S, E, H: HoldKind> Layer<S> for Gates<E, H> {
+    type Service = GatesService<S, E, H>;
+
+    fn layer(&self, inner: S) -> Self::Service {
         let admitted = self.adaptive.layer(LoadShedLayer::new().layer(inner));
-        let fair = self.wfq.layer(self.codel.layer(admitted));
-        self.response.layer(fair)
+        self.wfq.layer(self.codel.layer(admitted))
     }
 }
 
@@ -151,6 +188,14 @@ impl<E, H: HoldKind> Clone for Edge<E, H> {
     fn clone(&self) -> Self {
         Self {
             response: self.response.clone(),
+            gates: self.gates.clone(),
+        }
+    }
+}
+
+impl<E, H: HoldKind> Clone for Gates<E, H> {
+    fn clone(&self) -> Self {
+        Self {
             wfq: self.wfq.clone(),
             codel: self.codel.clone(),
             adaptive: self.adaptive.clone(),
@@ -160,11 +205,17 @@ impl<E, H: HoldKind> Clone for Edge<E, H> {
 
 impl<E, H: HoldKind> fmt::Debug for Edge<E, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Edge")
+        f.debug_tuple("Edge").field(&self.gates).finish()
+    }
+}
+
+impl<E, H: HoldKind> fmt::Debug for Gates<E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gates")
             .field("wfq", &self.wfq)
             .field("codel", &self.codel)
             .field("adaptive", &self.adaptive)
-            .finish_non_exhaustive()
+            .finish()
     }
 }
 

@@ -48,6 +48,7 @@
 //! | to leave a service alone that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
 //! | refusals to be answered as the protocol has it: 503, RESOURCE_EXHAUSTED, WebSocket 1013 | [`OverloadResponseLayer`] outermost |
 //! | all of that in one line | [`edge()`](fn@edge) |
+//! | to know what a layer would refuse before it does | [`ShadowLayer`] around it, or [`Edge::shadow`] |
 //! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a client that tries again what was refused, when it makes sense and no more often | `RetryPolicy` (feature `retry`) |
@@ -61,7 +62,7 @@
 //! - **No unbounded queue.** Every wait is bounded in number, and in time if you ask for it.
 //! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a readied
 //!   service is dropped.
-//! - **Nothing is spawned** (but to say goodbye to a WebSocket), nothing is allocated for a request that
+//! - **Nothing is spawned** (but to say goodbye to a WebSocket, and what waits [on trial](shadow)), nothing is allocated for a request that
 //!   is accepted (but for the stamp of a [`SubmittedAtLayer`]), and no unsafe code is used.
 //!
 //! # Features
@@ -142,6 +143,7 @@ pub mod respond;
 #[cfg(feature = "retry")]
 pub mod retry;
 pub mod saturation;
+pub mod shadow;
 pub mod submitted_at;
 mod sync;
 mod waited;
@@ -170,6 +172,7 @@ pub use respond::{OverloadResponse, OverloadResponseLayer};
 #[cfg(feature = "retry")]
 pub use retry::RetryPolicy;
 pub use saturation::{Saturation, SaturationLayer};
+pub use shadow::{Shadow, ShadowLayer};
 pub use submitted_at::{SubmittedAt, SubmittedAtLayer};
 pub use waited::Waited;
 pub use wfq::{Wfq, WfqConfig, WfqLayer};

@@ -28,6 +28,8 @@
 //! next one that is refused, and for limits also every 16 384th request that completes. A layer by key tells
 //! of all its keys together.
 //!
+//! Layers that are [on trial](crate::shadow) write the same lines, with the field `shadow=true`.
+//!
 //! Lines are written outside all locks: what listens may take a snapshot.
 
 pub(crate) mod events;

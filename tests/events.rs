@@ -16,8 +16,8 @@ use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer,
-    Overloaded, Rate, RateLimitLayer, SaturationLayer, SubmittedAt, WfqConfig, WfqLayer,
-    saturation::Work,
+    Overloaded, Rate, RateLimitLayer, SaturationLayer, ShadowLayer, SubmittedAt, WfqConfig,
+    WfqLayer, saturation::Work,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -115,7 +115,7 @@ async fn a_flood_of_refusals_is_a_few_lines_and_none_is_left_out() {
     let limit = ConcurrencyLimitLayer::new(1).name("orders");
     let handle = limit.handle();
     let seen = limit.handle();
-    listen(move || drop(seen.snapshot()));
+    listen(move || _ = seen.snapshot());
     let service = ServiceBuilder::new()
         .layer(LoadShedLayer::new())
         .layer(limit)
@@ -168,7 +168,7 @@ async fn that_it_is_over_is_noticed_by_requests_that_complete_too() {
     let limit = ConcurrencyLimitLayer::new(1);
     let handle = limit.handle();
     let seen = limit.handle();
-    listen(move || drop(seen.snapshot()));
+    listen(move || _ = seen.snapshot());
     let permit = handle.try_acquire().unwrap();
     assert!(handle.try_acquire().is_err());
     drop(permit);
@@ -280,7 +280,7 @@ async fn a_limit_that_moves_says_why_and_at_most_once_a_second() {
         .name("shop");
     let handle = layer.handle();
     let seen = layer.handle();
-    listen(move || drop(seen.snapshot()));
+    listen(move || _ = seen.snapshot());
     let service = ServiceBuilder::new()
         .layer(layer)
         .service_fn(|_: u32| async {
@@ -330,7 +330,7 @@ async fn a_queue_that_stands_is_told_and_that_it_is_gone() {
         .submitted_at(|age: &u32| SubmittedAt::ago(*age * MS));
     let handle = layer.handle();
     let seen = layer.handle();
-    listen(move || drop(seen.snapshot()));
+    listen(move || _ = seen.snapshot());
     let service = ServiceBuilder::new().layer(layer).service_fn(hang);
     let mut running = Vec::new();
     for _ in 0..200 {
@@ -354,7 +354,7 @@ async fn a_queue_that_stands_is_told_and_that_it_is_gone() {
 async fn a_circuit_says_when_it_opens_probes_and_closes() {
     let layer = CircuitBreakerLayer::new(CircuitBreakerConfig::default()).name("database");
     let seen = layer.handle();
-    listen(move || drop(seen.snapshot()));
+    listen(move || _ = seen.snapshot());
     let mut service =
         ServiceBuilder::new()
             .layer(layer)
@@ -381,6 +381,18 @@ async fn a_circuit_says_when_it_opens_probes_and_closes() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_happens_on_trial_says_so() {
+    listen(|| ());
+    let limit = ConcurrencyLimitLayer::new(1).max_waiting(0);
+    let trial = ShadowLayer::new(limit.clone()).likeness(u32::clone);
+    let service = ServiceBuilder::new().layer(trial).service_fn(hang);
+    let running = [start(&service, 0), start(&service, 0)];
+    assert!(running.iter().all(|(_, refused)| !refused));
+    let line = "WARN requests are refused: layer=concurrency_limit reason=queue_full shadow=true";
+    assert_eq!(lines(), [line]);
+}
+
 #[test]
 fn a_level_of_saturation_is_told_once_with_the_probe_and_the_ratio() {
     let queue = Arc::new(AtomicUsize::new(0));
@@ -391,7 +403,7 @@ fn a_level_of_saturation_is_told_once_with_the_probe_and_the_ratio() {
         .sample_every(Duration::ZERO)
         .handle();
     let seen = handle.clone();
-    listen(move || drop(seen.snapshot()));
+    listen(move || _ = seen.snapshot());
     for depth in [0, 750, 760, 860, 820, 960, 960, 100, 100] {
         queue.store(depth, SeqCst);
         let _ = handle.check(Work::New);

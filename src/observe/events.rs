@@ -1,21 +1,54 @@
 //! Every line that the crate writes to the log, in one place. `observe.rs` has them in a table.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use crate::{Reason, algorithm::episode::News, circuit_breaker::State, saturation::Level};
+
+thread_local! {
+    static SHADOW: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs something of which every line says that it happened on trial only: see [`shadow`](crate::shadow).
+pub(crate) fn in_shadow<T>(run: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            SHADOW.set(self.0);
+        }
+    }
+    let _before = Before(SHADOW.replace(true));
+    run()
+}
+
+/// The field that says so; where it is not so, there is none.
+fn shadow() -> Option<bool> {
+    SHADOW.get().then_some(true)
+}
 
 /// What a layer refuses.
 pub(crate) fn refusals(layer: &'static str, reason: Option<Reason>, news: News) {
     match news {
         News::Begins => {
             let reason = reason.map_or("", Reason::as_str);
-            tracing::warn!(layer, reason, "requests are refused");
+            tracing::warn!(layer, reason, shadow = shadow(), "requests are refused");
         }
         News::GoesOn { refused, lasted } => {
-            tracing::warn!(layer, refused, ?lasted, "requests are still refused");
+            tracing::warn!(
+                layer,
+                refused,
+                ?lasted,
+                shadow = shadow(),
+                "requests are still refused"
+            );
         }
         News::Ended { refused, lasted } => {
-            tracing::info!(layer, refused, ?lasted, "requests are no longer refused");
+            tracing::info!(
+                layer,
+                refused,
+                ?lasted,
+                shadow = shadow(),
+                "requests are no longer refused"
+            );
         }
     }
 }
@@ -43,25 +76,37 @@ pub(crate) fn limit_moved(layer: &'static str, moved: LimitMoved) {
         why,
     } = moved;
     let why = why.unwrap_or("");
-    tracing::debug!(layer, from, to, moves, why, "the limit has moved");
+    tracing::debug!(
+        layer,
+        from,
+        to,
+        moves,
+        why,
+        shadow = shadow(),
+        "the limit has moved"
+    );
 }
 
 /// Whether a queue stands in front of a layer that goes by age.
 pub(crate) fn queue(layer: &'static str, stands: bool, p95: Option<Duration>) {
     let p95 = p95.unwrap_or_default();
     if stands {
-        tracing::warn!(layer, ?p95, "a queue stands");
+        tracing::warn!(layer, ?p95, shadow = shadow(), "a queue stands");
     } else {
-        tracing::info!(layer, ?p95, "the queue is gone");
+        tracing::info!(layer, ?p95, shadow = shadow(), "the queue is gone");
     }
 }
 
 /// One line for each change of a circuit, if there was one.
 pub(crate) fn circuit(layer: &'static str, state: Option<State>) {
     match state {
-        Some(State::Open) => tracing::warn!(layer, "circuit opened"),
-        Some(State::HalfOpen) => tracing::info!(layer, "circuit half-open: requests probe"),
-        Some(State::Closed) => tracing::info!(layer, "circuit closed"),
+        Some(State::Open) => tracing::warn!(layer, shadow = shadow(), "circuit opened"),
+        Some(State::HalfOpen) => tracing::info!(
+            layer,
+            shadow = shadow(),
+            "circuit half-open: requests probe"
+        ),
+        Some(State::Closed) => tracing::info!(layer, shadow = shadow(), "circuit closed"),
         None => {}
     }
 }
@@ -69,14 +114,35 @@ pub(crate) fn circuit(layer: &'static str, state: Option<State>) {
 pub(crate) fn saturation(layer: &'static str, probe: &str, ratio: f64, from: Level, to: Level) {
     let (rises, from, to) = (to > from, from.as_str(), to.as_str());
     if rises {
-        tracing::warn!(layer, probe, ratio, from, to, "saturation has risen");
+        tracing::warn!(
+            layer,
+            probe,
+            ratio,
+            from,
+            to,
+            shadow = shadow(),
+            "saturation has risen"
+        );
     } else {
-        tracing::info!(layer, probe, ratio, from, to, "saturation has fallen");
+        tracing::info!(
+            layer,
+            probe,
+            ratio,
+            from,
+            to,
+            shadow = shadow(),
+            "saturation has fallen"
+        );
     }
 }
 
 pub(crate) fn probe_panicked(layer: &'static str, probe: &str) {
-    tracing::error!(layer, probe, "a saturation probe panicked");
+    tracing::error!(
+        layer,
+        probe,
+        shadow = shadow(),
+        "a saturation probe panicked"
+    );
 }
 
 /// What the inner service fails with, where it is answered and nobody else gets to see it.

@@ -1,0 +1,176 @@
+//! The future of a request whose likeness is on trial, and the task of that.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    mem,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker, ready},
+};
+
+use pin_project_lite::pin_project;
+use tokio::{runtime::Handle, sync::oneshot, task::AbortHandle, time::Instant};
+use tower_service::Service;
+
+use super::{
+    Counts,
+    stand_in::{Answer, StandIn},
+};
+use crate::{
+    BoxError, Overloaded, clock,
+    observe::events,
+    sync::{Arc, Ordering::Relaxed},
+};
+
+pin_project! {
+    /// The response of the inner service. What the layers on trial make of the request is counted elsewhere.
+    pub struct ShadowFuture<F, Res, X> {
+        #[pin]
+        real: F,
+        started: Instant,
+        shows: fn(&Res) -> X,
+        // Until the real service has answered.
+        answers: Option<oneshot::Sender<Answer<X>>>,
+        trial: Trial,
+    }
+
+    impl<F, Res, X> PinnedDrop for ShadowFuture<F, Res, X> {
+        fn drop(this: Pin<&mut Self>) {
+            // The real request is cancelled, and so is its likeness.
+            if let Trial::Waits(task) = this.project().trial {
+                task.abort();
+            }
+        }
+    }
+}
+
+/// A likeness on its way through the layers.
+enum Trial {
+    /// It was let in, and has nothing to do until the real service has answered.
+    LetIn(OnTrial),
+    Waits(AbortHandle),
+    Over,
+}
+
+type OnTrial = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Trial {
+    /// The real service has answered.
+    fn answered(&mut self) {
+        // What waits goes on alone.
+        if let Self::LetIn(mut on_trial) = mem::replace(self, Self::Over) {
+            if let (false, Ok(runtime)) = (poll_now(&mut on_trial), Handle::try_current()) {
+                runtime.spawn(on_trial);
+            }
+        }
+    }
+}
+
+/// Goes on as far as it can. A task that wants to be woken polls it anew. Says whether that was all.
+fn poll_now(on_trial: &mut OnTrial) -> bool {
+    let mut nobody = Context::from_waker(Waker::noop());
+    on_trial.as_mut().poll(&mut nobody).is_ready()
+}
+
+impl<F, Res, X> ShadowFuture<F, Res, X>
+where
+    X: Send + 'static,
+{
+    pub(super) fn new<G, Q>(
+        real: F,
+        layer: impl FnOnce(StandIn<X>) -> G,
+        request: Q,
+        shows: fn(&Res) -> X,
+        counts: &Arc<Counts>,
+    ) -> Self
+    where
+        G: Service<Q, Error: Into<BoxError>, Future: Send> + Send + 'static,
+        Q: Send + 'static,
+    {
+        let (answers, real_answer) = oneshot::channel();
+        let stand_in = StandIn::new(real_answer);
+        let trial = match Handle::try_current() {
+            Ok(runtime) => {
+                let service = layer(stand_in.clone());
+                let counts = Arc::clone(counts);
+                let mut on_trial: OnTrial =
+                    Box::pin(run(service, request, stand_in.clone(), counts));
+                // What can be decided is decided now, when the request comes. To wait takes a task.
+                match poll_now(&mut on_trial) {
+                    true => Trial::Over,
+                    false if stand_in.is_called() => Trial::LetIn(on_trial),
+                    false => Trial::Waits(runtime.spawn(on_trial).abort_handle()),
+                }
+            }
+            Err(_) => {
+                counts.failed.fetch_add(1, Relaxed);
+                Trial::Over
+            }
+        };
+        Self {
+            real,
+            started: clock::instant(),
+            shows,
+            answers: Some(answers),
+            trial,
+        }
+    }
+}
+
+impl<F, Res, X, E> Future for ShadowFuture<F, Res, X>
+where
+    F: Future<Output = Result<Res, E>>,
+{
+    type Output = Result<Res, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let result = ready!(this.real.poll(cx));
+        let answer = Answer {
+            likeness: result.as_ref().ok().map(this.shows),
+            took: clock::instant().saturating_duration_since(*this.started),
+        };
+        let answers = this.answers.take().expect("polled after it completed");
+        let _ = answers.send(answer); // it may have been refused long ago
+        this.trial.answered();
+        Poll::Ready(result)
+    }
+}
+
+impl<F, Res, X> fmt::Debug for ShadowFuture<F, Res, X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShadowFuture").finish_non_exhaustive()
+    }
+}
+
+/// Sends a likeness through the layers, and counts what they make of it.
+async fn run<G, Q, X>(mut service: G, request: Q, stand_in: StandIn<X>, counts: Arc<Counts>)
+where
+    G: Service<Q, Error: Into<BoxError>>,
+{
+    let mut request = Some(request);
+    let mut response = pin!(async move {
+        poll_fn(|cx| service.poll_ready(cx)).await?;
+        let response = service.call(request.take().expect("it is sent once"));
+        drop(service); // as servers do
+        response.await
+    });
+    let mut has_come = false;
+    let result = poll_fn(|cx| {
+        let polled = events::in_shadow(|| response.as_mut().poll(cx));
+        if !mem::replace(&mut has_come, true) && polled.is_pending() && !stand_in.is_called() {
+            counts.waited.fetch_add(1, Relaxed);
+        }
+        polled
+    })
+    .await;
+    if stand_in.is_called() {
+        return; // it was let in, and how the real one went is nobody's decision
+    }
+    let error = result.err().map(Into::into);
+    let refusal = error.as_ref().map(|error: &BoxError| error.as_ref());
+    match refusal.and_then(|error| Overloaded::find(error)) {
+        Some(refusal) => counts.refused(refusal),
+        None => _ = counts.failed.fetch_add(1, Relaxed),
+    }
+}
