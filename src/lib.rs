@@ -92,29 +92,13 @@
 //! your service          (with a Timeout inside the limit, where a failure counts as one)
 //! ```
 //!
-//! A [`SaturationLayer`] goes where `KeyedRateLimit` is: what is going to be refused need not queue. A
-//! [`CircuitBreakerLayer`] goes around what the service itself depends on, a database or another service,
-//! and a [`KeyedConcurrencyLimitLayer`] outside a limit for all, or it hoards that limit's permits.
+//! Put the layers of this crate into *one* `ServiceBuilder`: axum's `Router::layer`, called twice, puts a
+//! service between them that is always ready, and the outer layer no longer sees that the inner one is full.
+//! [`guide::stacking`] has the reasons, where the other layers go, and what each wrong order does.
 //!
-//! A fixed `ConcurrencyLimit` does as well where you know the number. Without a `Wfq`, requests wait for
-//! the limit in the order in which they came. A [`LoadShedLayer`] goes outside the limit if nothing is to
-//! wait at all, or innermost, for a service that is itself not always ready.
-//!
-//! Put the layers of this crate into *one* `ServiceBuilder` (but for [`SubmittedAtLayer`], which in axum
-//! goes into a `Router::layer` of its own, after the one with the others: [why](submitted_at)). axum's
-//! `Router::layer`, called twice, puts a service between them that is always ready, and the outer layer
-//! no longer sees that the inner one is full. What another order does (each line is a test in
-//! `tests/composition.rs`, at twice the load that a server can take):
-//!
-//! | order | what happens |
-//! | --- | --- |
-//! | `CoDel`, `Wfq`, limit | `CoDel` is asked before requests have waited: 5 % are answered in time, not 99 % |
-//! | limit, `Wfq`, `CoDel` | requests wait in one line, outside the fair queue: a quiet tenant gets 44 %, not all, of what it asks for |
-//! | `Wfq`, `LoadShed`, limit | nobody waits, so there is nothing to schedule: 46 % |
-//! | `Wfq`, something that is always ready, limit | the same: 49 % |
-//! | work, `SubmittedAt`, `CoDel` | the wait for the processor before the stamp is not seen: nothing is answered in time |
-//! | `Wfq`, `KeyedRateLimit` | those who are over their quota wait their turn to be told so |
-//! | `CoDel`, a service that queues | a queue further in is not seen: [`codel`] says what to do |
+//! # Guide
+//! [`guide`]: choosing a layer, stacking, tuning, deploying, a runbook, what is promised, a comparison with
+//! others, and why it is as it is.
 
 pub mod adaptive_concurrency;
 mod admission;
@@ -129,6 +113,8 @@ mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;
 pub mod edge;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 pub mod hold;
 mod jitter;
 pub mod keyed_circuit_breaker;

@@ -1,0 +1,25 @@
+//! How to choose, stack, tune and run the layers of this crate.
+//!
+//! | page | answers |
+//! | --- | --- |
+//! | [`choosing`] | which layer do I need, and which do I not? |
+//! | [`stacking`] | in which order, and what happens in another? |
+//! | [`tuning`] | what is each setting for, and what does a wrong value do? |
+//! | [`deploying`] | what goes around it in an axum, tonic or hyper server? |
+//! | [`runbook`] | it is three in the morning: what do I look at, and what do I change? |
+//! | [`promises`] | what can I rely on, and what not? |
+//! | [`comparison`] | what do tower and others do? |
+//! | [`decisions`] | why is it as it is? |
+//!
+//! Numbers in these pages are measured. *lab* is `cargo run --release --example overload_lab`, by the name of
+//! its scenario: it repeats exactly. *bench* is a group of `cargo bench`, with the figures in
+//! `benches/README.md`. *test* is a file in `tests/`, which fails if the number no longer holds.
+
+macro_rules! pages {
+    ($($page:ident)*) => { $(
+        #[doc = include_str!(concat!("guide/", stringify!($page), ".md"))]
+        pub mod $page {}
+    )* };
+}
+
+pages!(choosing stacking tuning deploying runbook promises comparison decisions);
