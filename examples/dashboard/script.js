@@ -1,0 +1,446 @@
+// The page: reads /events, shows them, and sends what is changed to /set.
+"use strict";
+
+const SECONDS = 60;      // in a chart
+const LINE = 50;         // dots in a tenant's line: as many as may wait in it
+const $ = id => document.getElementById(id);
+const sum = (sample, what) => sample.tenants.reduce((total, tenant) => total + tenant[what], 0);
+const show = number => number == null ? "–" : Math.round(number).toLocaleString("en");
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+let samples = [];        // the last minute, as the server tells it
+let pointed = null;      // the time that the pointer is at, in any chart
+let colours = {};
+
+// ---- Charts
+
+const tenantSeries = value => ["web", "mobile", "batch"].map((name, i) =>
+  ({ label: name, colour: name, value: sample => value(sample, sample.tenants[i]) }));
+
+const charts = {
+  rates: { least: 100, series: [
+    { label: "answered in time", colour: "served", value: s => sum(s, "served"), fill: true },
+    { label: "refused", colour: "refused", value: s => sum(s, "refused") },
+    { label: "lost", colour: "lost", value: s => sum(s, "lost") },
+    { label: "asked for", colour: "offered", value: s => sum(s, "offered") },
+    { label: "can do", colour: "soft", value: s => s.capacity, dashed: true } ] },
+  latency: { least: 100, series: [
+    { label: "p99", colour: "p99", value: s => s.p99 },
+    { label: "median", colour: "p50", value: s => s.p50, fill: true } ] },
+  limit: { least: 10, series: [
+    { label: "in flight", colour: "served", value: s => s.in_flight, fill: true },
+    { label: "limit", colour: "limit", value: s => s.protection ? s.limit : null },
+    { label: "workers", colour: "soft", value: s => s.workers, dashed: true } ] },
+  waiting: { least: 20, stacked: true, series: tenantSeries((_, tenant) => tenant.waiting) },
+  share: { most: 100, stacked: true, series: tenantSeries((sample, tenant) => {
+    const served = sum(sample, "served");
+    return served ? 100 * tenant.served / served : 0;
+  }) },
+};
+
+for (const [name, chart] of Object.entries(charts)) {
+  const card = document.querySelector(`[data-chart=${name}]`);
+  chart.canvas = card.querySelector("canvas");
+  chart.canvas.setAttribute("aria-label", `${card.querySelector("h2").textContent}, the last minute`);
+  for (const series of chart.series) {
+    const key = document.createElement("span");
+    key.className = "key";
+    key.style.setProperty("--c", `var(--${series.colour})`);
+    key.append(series.label + " ", series.shown = document.createElement("b"));
+    card.querySelector(".legend").append(key);
+  }
+  chart.canvas.addEventListener("pointermove", event => {
+    const box = chart.canvas.getBoundingClientRect();
+    const share = (event.clientX - box.left - chart.left) / (box.width - chart.left);
+    pointed = samples.length ? samples.at(-1).t - SECONDS * (1 - share) : null;
+    draw();
+  });
+  chart.canvas.addEventListener("pointerleave", () => { pointed = null; draw(); });
+}
+
+/// The canvas's context, in CSS pixels, wiped.
+function surface(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas, scale = devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+  }
+  const g = canvas.getContext("2d");
+  g.setTransform(scale, 0, 0, scale, 0, 0);
+  g.clearRect(0, 0, width, height);
+  g.font = "11px system-ui, sans-serif";
+  return { g, width, height };
+}
+
+/// The next of 1, 2, 2.5, 5, 10, 20, …
+function round(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 2.5, 5, 10].find(step => step * power >= value * 0.999);
+}
+
+function drawChart(chart) {
+  const { g, width, height } = surface(chart.canvas);
+  const now = samples.at(-1).t, top = 8, bottom = height - 18;
+  const values = samples.map(sample => chart.series.map(series => series.value(sample)));
+  if (chart.stacked) for (const row of values) row.forEach((_, i) => { if (i) row[i] += row[i - 1]; });
+  const most = chart.most ?? round(Math.max(chart.least, ...values.flat()) * 1.05);
+
+  g.fillStyle = colours.soft;
+  chart.left = Math.ceil(g.measureText(show(most)).width) + 8;
+  const x = t => chart.left + (width - chart.left) * (1 - (now - t) / SECONDS);
+  const y = value => bottom - (bottom - top) * value / most;
+
+  // Where there was no protection.
+  g.fillStyle = colours.wash;
+  samples.forEach((sample, i) => {
+    if (!sample.protection) g.fillRect(x(i ? samples[i - 1].t : sample.t), top, x(sample.t) - x(i ? samples[i - 1].t : sample.t), bottom - top);
+  });
+  g.lineWidth = 1;
+  g.textBaseline = "middle";
+  g.textAlign = "right";
+  for (const part of [0, 0.5, 1]) {
+    g.fillStyle = colours.line;
+    g.fillRect(chart.left, Math.round(y(part * most)), width - chart.left, 1);
+    g.fillStyle = colours.soft;
+    g.fillText(show(part * most), chart.left - 6, y(part * most));
+  }
+  g.textBaseline = "alphabetic";
+  for (const [ago, text, align] of [[60, "1 min ago", "left"], [30, "30 s", "center"], [0, "now", "right"]]) {
+    g.textAlign = align;
+    g.fillText(text, x(now - ago), height - 3);
+  }
+  // Where something was changed.
+  g.strokeStyle = colours.soft;
+  g.setLineDash([2, 3]);
+  for (const t of changes()) {
+    g.beginPath(); g.moveTo(x(t), top); g.lineTo(x(t), bottom); g.stroke();
+  }
+  g.setLineDash([]);
+
+  g.save();
+  g.beginPath(); g.rect(chart.left, 0, width, height); g.clip();
+  chart.series.forEach((series, i) => {
+    g.strokeStyle = g.fillStyle = colours[series.colour];
+    for (const [from, to] of runs(values, i)) {
+      const line = new Path2D(), edge = index => line.lineTo(x(samples[index].t), y(values[index][i]));
+      for (let k = from; k <= to; k++) edge(k);
+      if (chart.stacked || series.fill) {
+        const area = new Path2D(line);
+        for (let k = to; k >= from; k--) area.lineTo(x(samples[k].t), y(chart.stacked && i ? values[k][i - 1] : 0));
+        g.globalAlpha = chart.stacked ? 0.78 : 0.16;
+        g.fill(area);
+        g.globalAlpha = 1;
+        if (chart.stacked) continue;
+      }
+      g.lineWidth = series.dashed ? 1.2 : 1.8;
+      g.lineJoin = "round";
+      g.setLineDash(series.dashed ? [5, 4] : []);
+      g.stroke(line);
+      g.setLineDash([]);
+    }
+  });
+  g.restore();
+
+  const at = pointed == null ? samples.at(-1) : samples.find(sample => sample.t >= pointed) ?? samples.at(-1);
+  if (pointed != null) { g.fillStyle = colours.ink; g.fillRect(x(at.t), top, 1, bottom - top); }
+  for (const series of chart.series) series.shown.textContent = show(series.value(at));
+}
+
+/// From where to where there are values.
+function runs(values, i) {
+  const found = [];
+  values.forEach((row, k) => {
+    if (row[i] == null) return;
+    if (k && values[k - 1][i] != null) found.at(-1)[1] = k; else found.push([k, k]);
+  });
+  return found;
+}
+
+const settings = s => JSON.stringify([s.protection, s.workers, s.service_ms, s.target_ms, s.pinned, s.pinned && s.limit,
+  s.tenants.map(tenant => [tenant.load, tenant.weight])]);
+
+/// When settings were changed; of changes in a row, the first.
+function changes() {
+  const found = [];
+  for (let i = 1; i < samples.length; i++) {
+    samples[i].settings ??= settings(samples[i]);
+    samples[i - 1].settings ??= settings(samples[i - 1]);
+    if (samples[i].settings !== samples[i - 1].settings && !(samples[i].t - found.at(-1) < 1.5)) found.push(samples[i].t);
+  }
+  return found;
+}
+
+// ---- Where requests are now: the tenants' lines, and the places behind them
+
+function drawNow(sample) {
+  const { g, width, height } = surface($("now"));
+  const names = width < 500 ? 84 : 150, gap = 40, places = Math.min(300, width * 0.3), lines = width - names - places - 2 * gap;
+  const row = height / 3, many = sample.protection ? 1 : 40, dot = Math.min(9, lines / (LINE / 2) - 2);
+  g.textBaseline = "middle";
+  sample.tenants.forEach((tenant, i) => {
+    const middle = row * (i + 0.5);
+    g.fillStyle = colours[tenant.name];
+    g.font = "600 14px system-ui, sans-serif";
+    g.fillText(tenant.name, 0, middle - 8);
+    g.fillStyle = colours.soft;
+    g.font = "12px system-ui, sans-serif";
+    const refused = tenant.refused + tenant.lost, fate = tenant.lost > tenant.refused ? "lost" : "refused";
+    g.fillText(`${show(tenant.offered)} /s`, 0, middle + 9);
+    if (refused > 0 && width > 500) {
+      g.fillStyle = colours[fate];
+      g.fillText(`${show(refused)} ${fate}`, 56, middle + 9);
+    }
+    // The line's head is at the places.
+    const waiting = Math.ceil(tenant.waiting / many), step = lines / (LINE / 2);
+    for (let k = 0; k < LINE; k++) {
+      g.fillStyle = k < waiting ? colours[tenant.name] : colours.faint;
+      g.beginPath();
+      g.arc(names + lines - step * (Math.floor(k / 2) + 0.5), middle + (k % 2 ? 1 : -1) * (dot / 2 + 1.5), dot / 2, 0, 7);
+      g.fill();
+    }
+    const from = names + lines + 2, to = from + gap - 10, end = height / 2 + (i - 1) * 8;
+    g.strokeStyle = tenant.waiting ? colours[tenant.name] : colours.line;
+    g.lineWidth = 2;
+    g.beginPath();
+    g.moveTo(from, middle);
+    g.bezierCurveTo(from + gap / 2, middle, to - gap / 2, end, to, end);
+    g.stroke();
+  });
+  // As many places as may be in flight; those taken, by tenant.
+  const count = sample.protection ? sample.limit : sample.workers, left = names + lines + gap;
+  const taken = sample.protection ? sample.tenants.flatMap(tenant => Array(tenant.running).fill(tenant.name))
+    : Array(Math.min(count, sample.in_flight)).fill(sum(sample, "served") > 0 ? "served" : "lost");
+  let size = 22;
+  while (Math.floor(places / size) * Math.floor(height / size) < Math.max(count, taken.length) && size > 5) size--;
+  const across = Math.min(Math.floor(places / size), Math.max(1, Math.ceil(count / Math.max(1, Math.floor(height * 0.6 / size)))));
+  const down = Math.ceil(Math.max(count, taken.length) / across), upper = (height - down * size) / 2;
+  for (let k = 0; k < Math.max(count, taken.length); k++) {
+    g.beginPath();
+    g.roundRect(left + (k % across) * size + 1, upper + Math.floor(k / across) * size + 1, size - 3, size - 3, 3);
+    g.fillStyle = taken[k] ? colours[taken[k]] : colours.faint;
+    g.fill();
+  }
+  const after = left + across * size + 12;
+  if (width - after > 90) {
+    g.font = "600 14px system-ui, sans-serif";
+    g.fillStyle = colours.served;
+    g.fillText(`${show(sum(sample, "served"))} /s`, after, height / 2 - 8);
+    g.font = "12px system-ui, sans-serif";
+    g.fillStyle = colours.soft;
+    g.fillText("answered", after, height / 2 + 9);
+  }
+  $("now-legend").textContent = sample.protection ? "a dot waits in its line, a square is in flight"
+    : `one queue for all: a dot is ${many} that wait, a square is a worker`;
+}
+
+// ---- Numbers and words
+
+function verdict(s) {
+  const [offered, served, refused, lost, waiting] = ["offered", "served", "refused", "lost", "waiting"].map(what => sum(s, what));
+  const load = s.tenants.reduce((total, tenant) => total + tenant.load, 0), times = (load / s.capacity).toFixed(1);
+  const busy = Math.min(100, Math.round(100 * served / s.capacity));
+  if (!s.protection) {
+    if (lost > 0.1 * offered && load <= s.capacity) return ["bad", "The flood is over, the damage is not",
+      `The load would fit again. But ${show(waiting)} requests wait in front, whose clients have left, and each is worked on all the same.`];
+    if (lost > 0.1 * offered) return ["bad", served < 0.3 * s.capacity ? "Collapsed: busy, and of no use" : "It is going under",
+      `All ${s.workers} workers work, on requests whose clients left after a second. ${show(waiting)} wait; ${show(lost)} a second are lost, of every tenant.`];
+    if (load > s.capacity) return ["busy", "A queue builds up", `${times} times what it can do is asked for. ${show(waiting)} wait already.`];
+    return ["busy", "No protection, and none needed yet", "The load fits. Ask for more."];
+  }
+  const fine = s.tenants.filter(tenant => tenant.load && tenant.refused + tenant.lost <= 0.03 * tenant.offered).map(tenant => tenant.name);
+  const who = fine.length && fine.length < 3
+    ? ` ${fine.join(" and ")} ${fine.length > 1 ? "ask" : "asks"} for no more than ${fine.length > 1 ? "their" : "its"} share, and ${fine.length > 1 ? "lose" : "loses"} nothing.` : "";
+  if (refused > 0.03 * offered) return ["busy", load > s.capacity ? `${times}× overload, under control` : "Working it off",
+    `${busy} % of what the workers can do is answered in time, at p99 in ${show(s.p99)} ms. The rest is refused while it is cheap.${who}`];
+  return ["good", "All is well", `Asked for ${Math.round(100 * load / s.capacity)} % of what it can do. Nobody is refused, and hardly anybody waits.`];
+}
+
+let mood = "";
+function tell(s) {
+  for (const what of ["offered", "served", "refused", "lost"]) $(what).textContent = show(sum(s, what));
+  $("p99").textContent = show(s.p99);
+  $("in_flight").textContent = show(s.in_flight);
+  $("limit").textContent = s.protection ? s.limit : "∞";
+  $("offered-more").textContent = `${(sum(s, "offered") / s.capacity).toFixed(1)} × what it can do`;
+  $("served-more").textContent = `${Math.round(100 * sum(s, "served") / s.capacity)} % of what it can do`;
+  $("refused-more").textContent = s.protection ? `${show(s.queue_full)} line full, ${show(s.too_old)} too old` : "nobody refuses";
+  $("p99-more").textContent = `median ${show(s.p50)} ms`;
+  $("limit-more").textContent = !s.protection ? "no limit" : s.pinned ? "pinned" : `learned; ${show(s.baseline)} ms unloaded`;
+  $("capacity").textContent = show(s.capacity);
+  const [state, words, why] = verdict(s);
+  const key = state + words.replace(/[\d.,]+/g, "");
+  $("because").textContent = why;
+  if (key !== mood) { mood = key; $("story").dataset.mood = state; $("verdict").textContent = words; }
+  if (!s.protection) $("moved").textContent = "Without protection all that comes is taken in.";
+  else $("moved").textContent = s.pinned ? "Pinned by hand: nothing is learned." : `${s.moved ? `Last ${s.moved}. ` : ""}It dips now and then, to measure how long requests take that do not wait.`;
+  document.documentElement.dataset.samples = Number(document.documentElement.dataset.samples || 0) + 1;
+}
+
+let drawn = 0, asked = false;
+function draw() {
+  if (asked) return;
+  asked = true;
+  requestAnimationFrame(() => {
+    asked = false;
+    if (!samples.length) return;
+    Object.values(charts).forEach(drawChart);
+    drawNow(samples.at(-1));
+  });
+}
+
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["ink", "soft", "line", "faint", "wash", "served", "refused", "lost", "offered", "limit", "p50", "p99", "web", "mobile", "batch"])
+    colours[name] = style.getPropertyValue(`--${name}`).trim();
+  draw();
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
+new ResizeObserver(draw).observe(document.body);
+
+// ---- Sliders
+
+const tenants = ["web", "mobile", "batch"].map(name => {
+  const card = $("tenant").content.cloneNode(true).firstElementChild;
+  const [load, weight] = card.querySelectorAll("input");
+  card.style.setProperty("--c", `var(--${name})`);
+  card.querySelector("h3 b").textContent = name;
+  for (const [input, what] of [[load, "load"], [weight, "weight"]]) {
+    input.id = `${what}-${name}`;
+    input.dataset.set = `${what}.${name}`;
+    const label = input.parentElement.querySelector("label");
+    label.htmlFor = input.id;
+    input.setAttribute("aria-label", `${label.textContent} of ${name}`);
+  }
+  $("tenants").append(card);
+  return { load, weight, says: card.querySelector("h3 span"), bar: card.querySelectorAll(".bar i") };
+});
+const sliders = [...document.querySelectorAll("[data-set]")];
+
+/// The call behind a change.
+function call(name, value) {
+  const [what, tenant] = name.split(".");
+  return {
+    protection: value === "on" ? "router.layer(edge())" : "router // without layers",
+    workers: `workers.set_workers(${value})`,
+    service_ms: `workers.set_service_time(Duration::from_millis(${value}))`,
+    load: `tenant("${tenant}").send(${value}) // a second`,
+    limit: value === "auto" ? "handle.adaptive.unpin()" : `handle.adaptive.pin(${value})?`,
+    target_ms: `handle.codel.set_target(Duration::from_millis(${value}))?`,
+    weight: `handle.wfq.set_weight("${tenant}", ${value})?`,
+  }[what];
+}
+
+const pending = new Map(); // what is yet to be sent, by name: of many changes, the last
+let sending = false;
+async function set(name, value) {
+  pending.delete(name);
+  pending.set(name, String(value));
+  if (sending) return;
+  sending = true;
+  while (pending.size) {
+    const [name, value] = pending.entries().next().value;
+    pending.delete(name);
+    try {
+      const answer = await fetch("/set", { method: "POST", body: `${name}=${value}` });
+      $("call").dataset.state = answer.ok ? "done" : "refused";
+      $("call").textContent = answer.ok ? call(name, value) : await answer.text();
+    } catch {
+      $("call").dataset.state = "refused";
+      $("call").textContent = "the server does not answer";
+    }
+  }
+  sending = false;
+}
+
+const held = new Map(); // sliders that somebody moves, and until when
+const holds = input => (held.get(input) ?? 0) > performance.now();
+function label(input) {
+  const auto = input.dataset.set === "limit" && $("auto").checked;
+  const text = Number(input.value).toLocaleString("en") + (input.dataset.unit ?? "") + (auto ? ", learned" : "");
+  input.parentElement.querySelector("output").textContent = text;
+  input.setAttribute("aria-valuetext", text);
+  input.style.setProperty("--at", `${100 * (input.value - input.min) / (input.max - input.min)}%`);
+}
+for (const input of sliders) input.addEventListener("input", () => {
+  held.set(input, performance.now() + 1000);
+  if (input.dataset.set === "limit") { $("auto").checked = false; held.set($("auto"), performance.now() + 1000); }
+  label(input);
+  set(input.dataset.set, input.value);
+});
+$("auto").addEventListener("change", event => {
+  held.set(event.target, performance.now() + 1000);
+  set("limit", event.target.checked ? "auto" : $("limit-knob").value);
+});
+$("protection").addEventListener("click", () => {
+  const on = $("protection").getAttribute("aria-checked") !== "true";
+  held.set($("protection"), performance.now() + 1000);
+  protection(on);
+  set("protection", on ? "on" : "off");
+});
+function protection(on) {
+  $("protection").setAttribute("aria-checked", on);
+  $("protection-state").textContent = on ? "on" : "off";
+}
+
+const usual = { "load.web": 120, "load.mobile": 100, "load.batch": 60, workers: 8, service_ms: 20 };
+const tries = {
+  flood: { ...usual, "load.batch": 2000 },
+  half: { ...usual, workers: 4 },
+  five: { ...usual, "load.web": 860, "load.mobile": 720, "load.batch": 420 },
+  calm: { ...usual },
+};
+for (const button of document.querySelectorAll("[data-try]")) button.addEventListener("click", () => {
+  for (const [name, value] of Object.entries(tries[button.dataset.try])) {
+    const input = sliders.find(slider => slider.dataset.set === name);
+    if (Number(input.value) === value) continue;
+    input.value = value;
+    held.set(input, performance.now() + 1000);
+    label(input);
+    set(name, value);
+  }
+});
+
+/// Has the controls stand where the server is, which others may have changed.
+function follow(s) {
+  const at = { workers: s.workers, service_ms: s.service_ms, limit: s.limit, target_ms: s.target_ms };
+  for (const tenant of s.tenants) { at[`load.${tenant.name}`] = tenant.load; at[`weight.${tenant.name}`] = tenant.weight; }
+  if (!holds($("auto"))) $("auto").checked = !s.pinned;
+  for (const input of sliders) if (!holds(input)) { input.value = at[input.dataset.set]; label(input); }
+  if (!holds($("protection"))) protection(s.protection);
+  s.tenants.forEach((tenant, i) => {
+    tenants[i].says.textContent = `${show(tenant.served)} /s answered · p99 ${show(tenant.p99)} ms`;
+    const all = tenant.served + tenant.refused + tenant.lost || 1;
+    ["served", "refused", "lost"].forEach((what, k) => { tenants[i].bar[k].style.width = `${100 * tenant[what] / all}%`; });
+  });
+}
+
+// ---- The stream
+
+function link(state, text) {
+  $("link").dataset.state = state;
+  if ($("link").textContent !== text) $("link").textContent = text;
+  document.body.classList.toggle("gone", state === "gone");
+}
+
+function connect() {
+  const events = new EventSource("/events");
+  events.onopen = () => { samples = []; link("live", "live"); }; // it begins with the last minute
+  events.onerror = () => {
+    link("gone", "disconnected, retrying");
+    if (events.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+  };
+  events.onmessage = event => {
+    const sample = JSON.parse(event.data);
+    samples.push(sample);
+    while (sample.t - samples[0].t > SECONDS + 1) samples.shift();
+    const every = calm.matches ? 1000 : 0; // fewer changes for those who asked for it
+    if (performance.now() - drawn < every) return;
+    drawn = performance.now();
+    tell(sample);
+    follow(sample);
+    draw();
+  };
+}
+
+theme();
+connect();

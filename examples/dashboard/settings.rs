@@ -1,0 +1,132 @@
+//! What the sliders change, while the server runs: the load, the workers, and, by their handles, the layers.
+
+use std::{
+    ops::RangeInclusive,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tower_backpressure::edge;
+
+use super::{
+    load::{TENANTS, Tenant},
+    work::Workers,
+};
+
+/// Requests a second of each tenant at the start: 70 % of what the workers can do.
+pub const LOADS: [u32; TENANTS.len()] = [120, 100, 60];
+/// For which service they pay.
+pub const WEIGHTS: [u32; TENANTS.len()] = [4, 2, 1];
+pub const WORKERS: usize = 8;
+pub const SERVICE_TIME: Duration = Duration::from_millis(20);
+pub const TARGET_MS: u32 = 100;
+
+pub struct Settings {
+    pub edge: edge::Handle,
+    pub workers: Arc<Workers>,
+    protection: AtomicBool,
+    loads: [AtomicU32; TENANTS.len()],
+    /// What the layer was told last: it does not say.
+    target_ms: AtomicU32,
+}
+
+impl Settings {
+    pub fn new(edge: edge::Handle, workers: Arc<Workers>) -> Self {
+        Self {
+            edge,
+            workers,
+            protection: AtomicBool::new(true),
+            loads: LOADS.map(AtomicU32::new),
+            target_ms: AtomicU32::new(TARGET_MS),
+        }
+    }
+
+    /// Whether the load goes through the layers.
+    pub fn protection(&self) -> bool {
+        self.protection.load(Relaxed)
+    }
+
+    /// How many requests a second a tenant sends.
+    pub fn load(&self, Tenant(tenant): Tenant) -> u32 {
+        self.loads[tenant].load(Relaxed)
+    }
+
+    pub fn weight(&self, Tenant(tenant): Tenant) -> u32 {
+        let known = self.edge.wfq.tenant(TENANTS[tenant]);
+        known.map_or(WEIGHTS[tenant], |tenant| tenant.weight)
+    }
+
+    pub fn target_ms(&self) -> u32 {
+        self.target_ms.load(Relaxed)
+    }
+
+    /// Changes one thing.
+    ///
+    /// # Errors
+    /// What is wrong with the value; nothing changes.
+    pub fn set(&self, name: &str, value: &str) -> Result<(), String> {
+        let number = || {
+            let number = value.parse::<u32>();
+            number.map_err(|_| format!("{name} must be a whole number, not {value:?}"))
+        };
+        let within = |range: RangeInclusive<u32>| {
+            let number = number()?;
+            let (least, most) = (range.start(), range.end());
+            (range.contains(&number).then_some(number))
+                .ok_or_else(|| format!("{name} must be from {least} to {most}"))
+        };
+        // The layers know themselves what makes sense to them.
+        let of_layer = |error: tower_backpressure::ConfigError| format!("{name}={value}: {error}");
+
+        match name.split_once('.').unwrap_or((name, "")) {
+            ("protection", "") => {
+                let protection = match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err("protection must be on or off".into()),
+                };
+                if self.protection.swap(protection, Relaxed) != protection {
+                    // As if another version of the server were started: nobody inherits the other's queue.
+                    self.workers.restart();
+                }
+            }
+            ("workers", "") => self.workers.set_workers(within(1..=64)? as usize),
+            ("service_ms", "") => {
+                let ms = within(1..=1000)?;
+                (self.workers).set_service_time(Duration::from_millis(ms.into()));
+            }
+            ("limit", "") if value == "auto" => self.edge.adaptive.unpin(),
+            ("limit", "") => self
+                .edge
+                .adaptive
+                .pin(number()? as usize)
+                .map_err(of_layer)?,
+            ("target_ms", "") => {
+                let ms = number()?;
+                let target = Duration::from_millis(ms.into());
+                self.edge.codel.set_target(target).map_err(of_layer)?;
+                self.target_ms.store(ms, Relaxed);
+            }
+            ("load", tenant) => self.loads[find(tenant)?].store(within(0..=2000)?, Relaxed),
+            ("weight", tenant) => {
+                let tenant = TENANTS[find(tenant)?];
+                (self.edge.wfq.set_weight(tenant, number()?)).map_err(of_layer)?;
+            }
+            _ => {
+                return Err(format!(
+                    "there is no {name:?} to set: it is protection, workers, service_ms, limit, \
+                     target_ms, load.TENANT or weight.TENANT"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find(tenant: &str) -> Result<usize, String> {
+    let found = TENANTS.iter().position(|name| *name == tenant);
+    found.ok_or_else(|| format!("there is no tenant {tenant:?}: they are {TENANTS:?}"))
+}
