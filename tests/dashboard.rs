@@ -423,6 +423,16 @@ async fn in_a_browser_numbers_move_and_sliders_change_the_server() {
         ))
         .await;
     }
+    // Whoever asked for less motion sees a change a second, not five.
+    let still = json!({ "features": [{ "name": "prefers-reduced-motion", "value": "reduce" }] });
+    page.command("Emulation.setEmulatedMedia", still).await;
+    let shown = "Number(document.documentElement.dataset.samples)";
+    let before = page.eval(shown).await.as_f64().unwrap();
+    for _ in 0..15 {
+        events.next().await;
+    }
+    let changes = page.eval(shown).await.as_f64().unwrap() - before;
+    assert!((1.0..=6.0).contains(&changes), "{changes} in three seconds");
     let painted = "[...document.querySelectorAll('canvas')].every(canvas =>
         canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(byte => byte))";
     page.until(painted).await;

@@ -3,6 +3,7 @@
 
 const SECONDS = 60;      // in a chart
 const LINE = 50;         // dots in a tenant's line: as many as may wait in it
+const MANY = 30;         // requests that a dot stands for where there is one queue for all
 const $ = id => document.getElementById(id);
 const sum = (sample, what) => sample.tenants.reduce((total, tenant) => total + tenant[what], 0);
 const show = number => number == null ? "–" : Math.round(number).toLocaleString("en");
@@ -18,7 +19,7 @@ const tenantSeries = value => ["web", "mobile", "batch"].map((name, i) =>
   ({ label: name, colour: name, value: sample => value(sample, sample.tenants[i]) }));
 
 const charts = {
-  rates: { least: 100, series: [
+  rates: { least: 100, labels: true, series: [
     { label: "answered in time", colour: "served", value: s => sum(s, "served"), fill: true },
     { label: "refused", colour: "refused", value: s => sum(s, "refused") },
     { label: "lost", colour: "lost", value: s => sum(s, "lost") },
@@ -72,15 +73,15 @@ function surface(canvas) {
   return { g, width, height };
 }
 
-/// The next of 1, 2, 2.5, 5, 10, 20, …
+/// The next of 1, 1.2, 1.6, 2, …, 10, 12, …
 function round(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 2.5, 5, 10].find(step => step * power >= value * 0.999);
+  return power * [1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10].find(step => step * power >= value * 0.999);
 }
 
 function drawChart(chart) {
   const { g, width, height } = surface(chart.canvas);
-  const now = samples.at(-1).t, top = 8, bottom = height - 18;
+  const now = samples.at(-1).t, top = chart.labels ? 24 : 8, bottom = height - 18;
   const values = samples.map(sample => chart.series.map(series => series.value(sample)));
   if (chart.stacked) for (const row of values) row.forEach((_, i) => { if (i) row[i] += row[i - 1]; });
   const most = chart.most ?? round(Math.max(chart.least, ...values.flat()) * 1.05);
@@ -112,8 +113,15 @@ function drawChart(chart) {
   // Where something was changed.
   g.strokeStyle = colours.soft;
   g.setLineDash([2, 3]);
-  for (const t of changes()) {
+  g.textAlign = "left";
+  let free = chart.left;
+  for (const [t, text] of changes()) {
+    if (x(t) < chart.left) continue;
     g.beginPath(); g.moveTo(x(t), top); g.lineTo(x(t), bottom); g.stroke();
+    const from = Math.min(x(t) - 2, width - g.measureText(text).width);
+    if (!chart.labels || from < free) continue;
+    g.fillText(text, from, top - 8);
+    free = from + g.measureText(text).width + 10;
   }
   g.setLineDash([]);
 
@@ -156,50 +164,69 @@ function runs(values, i) {
   return found;
 }
 
-const settings = s => JSON.stringify([s.protection, s.workers, s.service_ms, s.target_ms, s.pinned, s.pinned && s.limit,
-  s.tenants.map(tenant => [tenant.load, tenant.weight])]);
+/// What is set, by name.
+function settings(s) {
+  const all = { protection: s.protection ? "on" : "off", workers: s.workers, service_ms: s.service_ms, target_ms: s.target_ms,
+    limit: s.pinned ? s.limit : "auto" };
+  for (const tenant of s.tenants) { all[`load.${tenant.name}`] = tenant.load; all[`weight.${tenant.name}`] = tenant.weight; }
+  return all;
+}
 
-/// When settings were changed; of changes in a row, the first.
+/// When settings were changed, and to what; changes in a row are one.
 function changes() {
   const found = [];
   for (let i = 1; i < samples.length; i++) {
-    samples[i].settings ??= settings(samples[i]);
-    samples[i - 1].settings ??= settings(samples[i - 1]);
-    if (samples[i].settings !== samples[i - 1].settings && !(samples[i].t - found.at(-1) < 1.5)) found.push(samples[i].t);
+    const [before, after] = [i - 1, i].map(k => samples[k].settings ??= settings(samples[k]));
+    const changed = Object.keys(after).filter(name => after[name] !== before[name]);
+    if (!changed.length) continue;
+    if (!(samples[i].t - found.at(-1)?.[0] < 1.5)) found.push([samples[i].t, new Map()]);
+    for (const name of changed) found.at(-1)[1].set(name, after[name]);
+    found.at(-1)[2] = sum(samples[i], "load");
   }
-  return found;
+  return found.map(([t, to, load]) => {
+    const loads = [...to.keys()].filter(name => name.startsWith("load."));
+    const words = [...to].filter(([name]) => loads.length < 2 || !loads.includes(name)).map(([name, value]) => {
+      const [what, tenant] = name.split(".");
+      return { protection: `protection ${value}`, workers: `${value} workers`, service_ms: `${value} ms each`, target_ms: `target ${value} ms`,
+        limit: `limit ${value}`, load: `${tenant} ${show(value)}/s`, weight: `${tenant} weight ${value}` }[what];
+    });
+    return [t, (loads.length > 1 ? [...words, `load ${show(load)}/s`] : words).join(", ")];
+  });
 }
 
 // ---- Where requests are now: the tenants' lines, and the places behind them
 
 function drawNow(sample) {
   const { g, width, height } = surface($("now"));
-  const names = width < 500 ? 84 : 150, gap = 40, places = Math.min(300, width * 0.3), lines = width - names - places - 2 * gap;
-  const row = height / 3, many = sample.protection ? 1 : 40, dot = Math.min(9, lines / (LINE / 2) - 2);
+  const narrow = width < 500, names = narrow ? 70 : 150, gap = narrow ? 24 : 40, places = Math.min(300, width * 0.3);
+  const lines = width - names - places - gap - 10, rows = narrow ? 4 : 2, step = lines / Math.ceil(LINE / rows);
+  const lane = height / 3, dot = Math.min(9, step - 2, lane / rows - 2.5);
+  const place = (colour, middle, k) => {
+    g.fillStyle = colours[colour];
+    g.beginPath();
+    g.arc(names + lines - step * (Math.floor(k / rows) + 0.5), middle + (k % rows - (rows - 1) / 2) * (dot + 2.5), dot / 2, 0, 7);
+    g.fill();
+  };
   g.textBaseline = "middle";
+  const mixed = sample.protection ? null : mix(sample);
   sample.tenants.forEach((tenant, i) => {
-    const middle = row * (i + 0.5);
+    const middle = lane * (i + 0.5);
     g.fillStyle = colours[tenant.name];
     g.font = "600 14px system-ui, sans-serif";
     g.fillText(tenant.name, 0, middle - 8);
     g.fillStyle = colours.soft;
     g.font = "12px system-ui, sans-serif";
-    const refused = tenant.refused + tenant.lost, fate = tenant.lost > tenant.refused ? "lost" : "refused";
     g.fillText(`${show(tenant.offered)} /s`, 0, middle + 9);
-    if (refused > 0 && width > 500) {
-      g.fillStyle = colours[fate];
-      g.fillText(`${show(refused)} ${fate}`, 56, middle + 9);
+    const refused = tenant.refused + tenant.lost;
+    if (refused > 0 && !narrow) {
+      if (tenant.lost > tenant.refused) g.fillStyle = colours.lost;
+      g.fillText(`${show(refused)} ${tenant.lost > tenant.refused ? "lost" : "refused"}`, 56, middle + 9);
     }
-    // The line's head is at the places.
-    const waiting = Math.ceil(tenant.waiting / many), step = lines / (LINE / 2);
-    for (let k = 0; k < LINE; k++) {
-      g.fillStyle = k < waiting ? colours[tenant.name] : colours.faint;
-      g.beginPath();
-      g.arc(names + lines - step * (Math.floor(k / 2) + 0.5), middle + (k % 2 ? 1 : -1) * (dot / 2 + 1.5), dot / 2, 0, 7);
-      g.fill();
-    }
+    // The head of a line is at the places.
+    for (let k = 0; k < LINE; k++)
+      place(mixed ? mixed[3 * k + i] ?? "faint" : k < tenant.waiting ? tenant.name : "faint", middle, k);
     const from = names + lines + 2, to = from + gap - 10, end = height / 2 + (i - 1) * 8;
-    g.strokeStyle = tenant.waiting ? colours[tenant.name] : colours.line;
+    g.strokeStyle = tenant.waiting ? colours[mixed ? "lost" : tenant.name] : colours.line;
     g.lineWidth = 2;
     g.beginPath();
     g.moveTo(from, middle);
@@ -230,7 +257,18 @@ function drawNow(sample) {
     g.fillText("answered", after, height / 2 + 9);
   }
   $("now-legend").textContent = sample.protection ? "a dot waits in its line, a square is in flight"
-    : `one queue for all: a dot is ${many} that wait, a square is a worker`;
+    : `one queue for all: a dot is ${MANY} that wait, a square is a worker`;
+}
+
+/// The one queue of all as dots, whose they are, in proportion.
+function mix(sample) {
+  const waiting = sum(sample, "waiting"), had = sample.tenants.map(() => 0);
+  return Array.from({ length: Math.min(3 * LINE, Math.ceil(waiting / MANY)) }, (_, k) => {
+    const behind = sample.tenants.map((tenant, i) => (k + 1) * tenant.waiting / waiting - had[i]);
+    const next = behind.indexOf(Math.max(...behind));
+    had[next]++;
+    return sample.tenants[next].name;
+  });
 }
 
 // ---- Numbers and words
@@ -240,22 +278,22 @@ function verdict(s) {
   const load = s.tenants.reduce((total, tenant) => total + tenant.load, 0), times = (load / s.capacity).toFixed(1);
   const busy = Math.min(100, Math.round(100 * served / s.capacity));
   if (!s.protection) {
-    if (lost > 0.1 * offered && load <= s.capacity) return ["bad", "The flood is over, the damage is not",
+    if (lost > 0.1 * offered && load <= s.capacity) return ["bad", "The overload is over, the damage is not",
       `The load would fit again. But ${show(waiting)} requests wait in front, whose clients have left, and each is worked on all the same.`];
     if (lost > 0.1 * offered) return ["bad", served < 0.3 * s.capacity ? "Collapsed: busy, and of no use" : "It is going under",
       `All ${s.workers} workers work, on requests whose clients left after a second. ${show(waiting)} wait; ${show(lost)} a second are lost, of every tenant.`];
     if (load > s.capacity) return ["busy", "A queue builds up", `${times} times what it can do is asked for. ${show(waiting)} wait already.`];
     return ["busy", "No protection, and none needed yet", "The load fits. Ask for more."];
   }
-  const fine = s.tenants.filter(tenant => tenant.load && tenant.refused + tenant.lost <= 0.03 * tenant.offered).map(tenant => tenant.name);
-  const who = fine.length && fine.length < 3
-    ? ` ${fine.join(" and ")} ${fine.length > 1 ? "ask" : "asks"} for no more than ${fine.length > 1 ? "their" : "its"} share, and ${fine.length > 1 ? "lose" : "loses"} nothing.` : "";
+  const fine = s.tenants.filter(tenant => tenant.load && tenant.refused + tenant.lost <= 0.02 * tenant.offered).map(tenant => tenant.name);
+  const [ask, their, notice] = fine.length > 1 ? ["ask", "their", "notice"] : ["asks", "its", "notices"];
+  const who = fine.length && fine.length < 3 ? ` ${fine.join(" and ")} ${ask} for no more than ${their} share, and hardly ${notice}.` : "";
   if (refused > 0.03 * offered) return ["busy", load > s.capacity ? `${times}× overload, under control` : "Working it off",
     `${busy} % of what the workers can do is answered in time, at p99 in ${show(s.p99)} ms. The rest is refused while it is cheap.${who}`];
   return ["good", "All is well", `Asked for ${Math.round(100 * load / s.capacity)} % of what it can do. Nobody is refused, and hardly anybody waits.`];
 }
 
-let mood = "";
+let said = "", since = 0; // the verdict that is shown; how often it was another one meanwhile
 function tell(s) {
   for (const what of ["offered", "served", "refused", "lost"]) $(what).textContent = show(sum(s, what));
   $("p99").textContent = show(s.p99);
@@ -268,9 +306,14 @@ function tell(s) {
   $("limit-more").textContent = !s.protection ? "no limit" : s.pinned ? "pinned" : `learned; ${show(s.baseline)} ms unloaded`;
   $("capacity").textContent = show(s.capacity);
   const [state, words, why] = verdict(s);
-  const key = state + words.replace(/[\d.,]+/g, "");
-  $("because").textContent = why;
-  if (key !== mood) { mood = key; $("story").dataset.mood = state; $("verdict").textContent = words; }
+  since = words === said ? 0 : since + 1;
+  if (!since) $("because").textContent = why;
+  if (since > 2 || !said) { // not for a moment only
+    said = words;
+    $("story").dataset.mood = state;
+    $("verdict").textContent = words;
+    $("because").textContent = why;
+  }
   if (!s.protection) $("moved").textContent = "Without protection all that comes is taken in.";
   else $("moved").textContent = s.pinned ? "Pinned by hand: nothing is learned." : `${s.moved ? `Last ${s.moved}. ` : ""}It dips now and then, to measure how long requests take that do not wait.`;
   document.documentElement.dataset.samples = Number(document.documentElement.dataset.samples || 0) + 1;
@@ -402,11 +445,12 @@ for (const button of document.querySelectorAll("[data-try]")) button.addEventLis
 
 /// Has the controls stand where the server is, which others may have changed.
 function follow(s) {
-  const at = { workers: s.workers, service_ms: s.service_ms, limit: s.limit, target_ms: s.target_ms };
-  for (const tenant of s.tenants) { at[`load.${tenant.name}`] = tenant.load; at[`weight.${tenant.name}`] = tenant.weight; }
+  const at = { ...settings(s), limit: s.limit };
   if (!holds($("auto"))) $("auto").checked = !s.pinned;
   for (const input of sliders) if (!holds(input)) { input.value = at[input.dataset.set]; label(input); }
   if (!holds($("protection"))) protection(s.protection);
+  for (const button of document.querySelectorAll("[data-try]"))
+    button.setAttribute("aria-pressed", Object.entries(tries[button.dataset.try]).every(([name, value]) => at[name] === value));
   s.tenants.forEach((tenant, i) => {
     tenants[i].says.textContent = `${show(tenant.served)} /s answered · p99 ${show(tenant.p99)} ms`;
     const all = tenant.served + tenant.refused + tenant.lost || 1;
