@@ -22,23 +22,37 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-/// Events, one after the other.
-struct Events<B>(B);
+/// Events, one after the other, however they are cut into frames.
+struct Events<B> {
+    body: B,
+    read: Vec<u8>,
+}
 
 impl<B> Events<B>
 where
     B: http_body::Body<Data = bytes::Bytes> + Unpin,
     B::Error: std::fmt::Debug,
 {
+    fn new(body: B) -> Self {
+        let read = Vec::new();
+        Self { body, read }
+    }
+
     /// `None` when the stream has ended as it should.
     async fn try_next(&mut self) -> Option<Value> {
-        let frame = self.0.frame().await?.expect("an orderly end");
-        let data = frame.into_data().unwrap();
-        let line = std::str::from_utf8(&data).unwrap();
-        let json = line
-            .strip_prefix("data: ")
-            .and_then(|line| line.strip_suffix("\n\n"));
-        Some(serde_json::from_str(json.unwrap_or_else(|| panic!("no event: {line:?}"))).unwrap())
+        loop {
+            if let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {
+                let event: Vec<u8> = self.read.drain(..end + 2).collect();
+                let json = event.strip_prefix(b"data: ");
+                return Some(serde_json::from_slice(json.expect("an event")).unwrap());
+            }
+            let Some(frame) = self.body.frame().await else {
+                assert_eq!(self.read, b"", "a part of an event");
+                return None;
+            };
+            let frame = frame.expect("an orderly end");
+            self.read.extend_from_slice(&frame.into_data().unwrap());
+        }
     }
 
     async fn next(&mut self) -> Value {
@@ -67,7 +81,7 @@ async fn events(app: &Router) -> Events<Body> {
     let response = get(app, "/events").await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(response.headers()["content-type"], "text/event-stream");
-    Events(response.into_body())
+    Events::new(response.into_body())
 }
 
 async fn set(app: &Router, change: &str) -> (StatusCode, String) {
@@ -272,7 +286,9 @@ async fn a_flood_is_borne_with_protection_and_not_without() {
 
     set(&app, "protection=on").await;
     let recovered = |event: &Value| sum(event, "served") > 300.0 && sum(event, "lost") == 0.0;
-    events.until("it recovers", recovered).await;
+    let event = events.until("it recovers", recovered).await;
+    let took = event["t"].as_f64().unwrap() - most["t"].as_f64().unwrap();
+    assert!(took < 6.0, "nobody inherits a queue of ten seconds: {took}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -302,7 +318,7 @@ async fn connect(listener: impl Future<Output = TcpStream>) -> Events<hyper::bod
     tokio::spawn(connection);
     let request = Request::get("/events").header("host", "localhost");
     let request = request.body(Body::empty()).unwrap();
-    Events(sender.send_request(request).await.unwrap().into_body())
+    Events::new(sender.send_request(request).await.unwrap().into_body())
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,10 +29,7 @@ use axum::{
         StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE},
     },
-    response::{
-        Html, IntoResponse, Sse,
-        sse::{Event, KeepAlive},
-    },
+    response::{Html, IntoResponse, Sse, sse::Event},
     routing::{get, post},
 };
 use futures_util::StreamExt;
@@ -168,8 +165,7 @@ async fn events(State(feed): State<Feed>) -> impl IntoResponse {
     let events = feed
         .read()
         .map(|event| Ok::<_, Infallible>(Event::default().data(event)));
-    let events = Sse::new(events).keep_alive(KeepAlive::default());
-    ([(CACHE_CONTROL, "no-store")], events)
+    ([(CACHE_CONTROL, "no-store")], Sse::new(events))
 }
 
 /// `name=value`, one at a time.
