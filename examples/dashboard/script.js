@@ -28,11 +28,11 @@ const charts = {
   latency: { least: 100, series: [
     { label: "p99", colour: "p99", value: s => s.p99 },
     { label: "median", colour: "p50", value: s => s.p50, fill: true } ] },
-  limit: { least: 10, series: [
+  limit: { least: 10, zoom: true, series: [
     { label: "in flight", colour: "served", value: s => s.in_flight, fill: true },
     { label: "limit", colour: "limit", value: s => s.protection ? s.limit : null },
     { label: "workers", colour: "soft", value: s => s.workers, dashed: true } ] },
-  waiting: { least: 20, stacked: true, series: tenantSeries((_, tenant) => tenant.waiting) },
+  waiting: { least: 20, zoom: true, stacked: true, series: tenantSeries((_, tenant) => tenant.waiting) },
   share: { most: 100, stacked: true, series: tenantSeries((sample, tenant) => {
     const served = sum(sample, "served");
     return served ? 100 * tenant.served / served : 0;
@@ -84,7 +84,9 @@ function drawChart(chart) {
   const now = samples.at(-1).t, top = chart.labels ? 24 : 8, bottom = height - 18;
   const values = samples.map(sample => chart.series.map(series => series.value(sample)));
   if (chart.stacked) for (const row of values) row.forEach((_, i) => { if (i) row[i] += row[i - 1]; });
-  const most = chart.most ?? round(Math.max(chart.least, ...values.flat()) * 1.05);
+  // What there was without protection is so much more that nothing else could be seen: it goes off the chart.
+  const fits = values.filter((_, k) => !(chart.zoom && samples.at(-1).protection && !samples[k].protection));
+  const most = chart.most ?? round(Math.max(chart.least, ...fits.flat()) * 1.05);
 
   g.fillStyle = colours.soft;
   chart.left = Math.ceil(g.measureText(show(most)).width) + 8;
@@ -92,10 +94,12 @@ function drawChart(chart) {
   const y = value => bottom - (bottom - top) * value / most;
 
   // Where there was no protection.
+  const bare = runs(samples.map(sample => [sample.protection ? null : 1]), 0);
   g.fillStyle = colours.wash;
-  samples.forEach((sample, i) => {
-    if (!sample.protection) g.fillRect(x(i ? samples[i - 1].t : sample.t), top, x(sample.t) - x(i ? samples[i - 1].t : sample.t), bottom - top);
-  });
+  for (const [from, to] of bare) g.fillRect(x(samples[from].t), top, x(samples[to].t) - x(samples[from].t), bottom - top);
+  const peaks = bare.map(([from, to]) => [from, to, Math.max(...values.slice(from, to + 1).flat())]).filter(([, , peak]) => chart.zoom && peak > most);
+  // A stack that does not fit is shown in its proportions.
+  if (chart.stacked) for (const row of values) if (row.at(-1) > most) row.forEach((value, i) => { row[i] = value * most / row.at(-1); });
   g.lineWidth = 1;
   g.textBaseline = "middle";
   g.textAlign = "right";
@@ -126,7 +130,7 @@ function drawChart(chart) {
   g.setLineDash([]);
 
   g.save();
-  g.beginPath(); g.rect(chart.left, 0, width, height); g.clip();
+  g.beginPath(); g.rect(chart.left, top - 1, width, height); g.clip();
   chart.series.forEach((series, i) => {
     g.strokeStyle = g.fillStyle = colours[series.colour];
     for (const [from, to] of runs(values, i)) {
@@ -148,6 +152,12 @@ function drawChart(chart) {
     }
   });
   g.restore();
+  g.fillStyle = colours.ink;
+  g.textAlign = "center";
+  for (const [from, to, peak] of peaks) {
+    const middle = Math.max(x(samples[from].t), chart.left) / 2 + x(samples[to].t) / 2;
+    if (middle > chart.left + 20) g.fillText(`↑ ${show(peak)}`, middle, top + 14);
+  }
 
   const at = pointed == null ? samples.at(-1) : samples.find(sample => sample.t >= pointed) ?? samples.at(-1);
   if (pointed != null) { g.fillStyle = colours.ink; g.fillRect(x(at.t), top, 1, bottom - top); }
