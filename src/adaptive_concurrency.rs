@@ -390,17 +390,25 @@ pub struct Snapshot {
     pub learned: Report,
     /// Whether the limit is pinned.
     pub pinned: bool,
+    /// How far the law may move the limit. One that is pinned may be beyond.
+    pub bounds: Bounds,
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.gate.bounds.name()
+    }
+
     /// The state of the limit now. Taking it starts a new interval for
     /// [`peak_in_flight`](gate::Snapshot::peak_in_flight).
     pub fn snapshot(&self) -> Snapshot {
-        let (learned, pinned) = self.gate.governor().report();
+        let (learned, pinned, bounds) = self.gate.governor().report();
         Snapshot {
             permits: self.gate.snapshot(),
             learned,
             pinned,
+            bounds,
         }
     }
 

@@ -251,6 +251,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.circuit.name.get()
+    }
+
     /// The state now.
     pub fn snapshot(&self) -> Snapshot {
         self.circuit.snapshot()

@@ -353,6 +353,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.gate.gate.bounds.name()
+    }
+
     /// The state now. Taking it starts a new interval for [`peak_in_flight`](Snapshot::peak_in_flight).
     pub fn snapshot(&self) -> Snapshot {
         self.gate.snapshot()

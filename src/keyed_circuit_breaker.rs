@@ -227,6 +227,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.circuits.name.get()
+    }
+
     /// The state of all of them now. It goes through all keys that are remembered.
     pub fn snapshot(&self) -> Snapshot {
         self.circuits.snapshot()

@@ -263,6 +263,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.gates.name.get()
+    }
+
     /// The state of all keys now. It goes through all that are in use.
     pub fn snapshot(&self) -> Snapshot {
         self.gates.snapshot()

@@ -250,7 +250,8 @@ where
                 let wait = reserved.taken.wait;
                 let put_back = PutBack {
                     handle: self.limit.handle.clone(),
-                    reserved: Some(reserved),
+                    reserved,
+                    spent: false,
                 };
                 KeyedResponseFuture::waiting(wait, put_back, self.inner.clone(), request)
             }
@@ -270,22 +271,24 @@ impl<S: Clone, K> Clone for KeyedRateLimit<S, K> {
 /// Puts a token back that is not waited for to its end.
 struct PutBack {
     handle: Handle,
-    /// Until it is too late.
-    reserved: Option<Reserved>,
+    reserved: Reserved,
+    /// Then it is too late.
+    spent: bool,
 }
 
 impl PutBack {
     /// The token is there, and is spent.
     fn disarm(&mut self) {
-        self.reserved = None;
+        self.spent = true;
     }
 }
 
 impl Drop for PutBack {
     fn drop(&mut self) {
         let buckets = &self.handle.buckets;
-        buckets.stop_waiting();
-        if let Some(Reserved { key, taken }) = self.reserved {
+        let Reserved { key, taken } = self.reserved;
+        buckets.stop_waiting(taken);
+        if !self.spent {
             buckets.put_back(key, taken);
         }
     }
@@ -299,6 +302,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.buckets.bounds.name()
+    }
+
     /// The state of the rate limit now.
     pub fn snapshot(&self) -> Snapshot {
         self.buckets.snapshot()

@@ -136,7 +136,7 @@ mod waited;
 pub mod wfq;
 
 pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Limit, Vegas};
-pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture};
+pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits};
 pub use circuit_breaker::{CircuitBreaker, CircuitBreakerConfig, CircuitBreakerLayer};
 pub use classify::{ByResult, ByStatus, Classify, Outcome};
 pub use clock::Clock;

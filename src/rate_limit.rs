@@ -211,6 +211,11 @@ impl Handle {
         Self { bucket }
     }
 
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.bucket.bounds.name()
+    }
+
     /// The state of the rate limit now.
     pub fn snapshot(&self) -> Snapshot {
         self.bucket.snapshot()

@@ -255,6 +255,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.watch.name.get()
+    }
+
     /// The state now. It looks at the probes, if they have not been looked at lately.
     pub fn snapshot(&self) -> Snapshot {
         self.watch.snapshot(clock::instant())

@@ -309,6 +309,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The name that the layer was given, or that of its kind, as in its refusals.
+    pub fn name(&self) -> &'static str {
+        self.gate.bounds.name()
+    }
+
     /// The state of the queue now.
     pub fn snapshot(&self) -> Snapshot {
         self.gate.snapshot()

@@ -50,6 +50,10 @@ pub(crate) struct AgeGate {
 pub struct Snapshot {
     /// How many requests may be in flight.
     pub limit: usize,
+    /// It is not narrowed below this.
+    pub min: usize,
+    /// It is not widened above this.
+    pub max: usize,
     /// How many are.
     pub in_flight: usize,
     /// The most that were in flight at once since the last snapshot was taken, by whomever.
@@ -241,10 +245,14 @@ impl AgeGate {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let now = self.now();
-        let report = self.rolled(now).report(now);
+        let law = self.rolled(now);
+        let (report, min, max) = (law.report(now), law.settings.min, law.settings.max);
+        drop(law);
         let permits = self.gate.snapshot();
         Snapshot {
             limit: permits.limit,
+            min: min as usize,
+            max: max as usize,
             in_flight: permits.in_flight,
             peak_in_flight: permits.peak_in_flight,
             admitted: permits.admitted,

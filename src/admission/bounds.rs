@@ -1,8 +1,8 @@
-//! What every limiter has: a name, bounds for those who wait, and a count of its refusals.
+//! What every limiter has: a name, bounds for those who wait, and a count of its refusals and of waits.
 
 use std::{sync::OnceLock, time::Duration};
 
-use super::queue::MAX_WAITING;
+use super::{queue::MAX_WAITING, waits::WaitCounts};
 use crate::{
     Reason,
     observe::refusals::Refusals,
@@ -56,6 +56,7 @@ pub(crate) struct Bounds {
     quota: AtomicU64,
     /// What the log is told; `None` where that is somebody else's business.
     refusals: Option<Box<Refusals>>,
+    pub(crate) waits: WaitCounts,
 }
 
 /// How many requests a limiter refused, by [`Reason`].
@@ -87,6 +88,11 @@ impl Rejected {
 impl Bounds {
     /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
     pub(crate) fn new(kind: &'static str) -> Self {
+        Self::counting(kind, WaitCounts::default())
+    }
+
+    /// With waits that are counted there.
+    pub(crate) fn counting(kind: &'static str, waits: WaitCounts) -> Self {
         Self {
             name: Name::new(kind),
             max_waiting: AtomicUsize::new(DEFAULT_MAX_WAITING),
@@ -97,6 +103,7 @@ impl Bounds {
             too_old: AtomicU64::new(0),
             quota: AtomicU64::new(0),
             refusals: Some(Box::default()),
+            waits,
         }
     }
 

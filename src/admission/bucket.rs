@@ -27,6 +27,7 @@ use super::{
     bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
     claim::{Entered, Limiter},
     queue::{Queue, Ticket},
+    waits::Waits,
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
@@ -88,6 +89,8 @@ pub struct Snapshot {
     pub admitted: u64,
     /// How many were refused so far, and why.
     pub rejected: Rejected,
+    /// How long those waited who had to.
+    pub waits: Waits,
 }
 
 impl Bucket {
@@ -144,6 +147,7 @@ impl Bucket {
             oldest_wait: slow.queue.oldest().map(waited),
             admitted: word / ONE,
             rejected: self.bounds.rejected(),
+            waits: self.bounds.waits.snapshot(),
         }
     }
 
@@ -207,6 +211,11 @@ impl Bucket {
             .map(drop)
     }
 
+    fn has_waited(&self, since: Duration, now: u64) {
+        let wait = Duration::from_nanos(now).saturating_sub(since);
+        self.bounds.waits.record(wait);
+    }
+
     fn is_granted(&self, ticket: &Ticket) -> bool {
         ticket.is_due(self.granted.load(Acquire))
     }
@@ -226,7 +235,8 @@ impl Bucket {
             // Whoever came before the burst was lowered below what it asks for takes a full bucket, and
             // the tokens that come next.
             let there = n.min(refill.burst);
-            let waker = match self.taken(&refill, word, self.clock.nanos(), there) {
+            let now = self.clock.nanos();
+            let waker = match self.taken(&refill, word, now, there) {
                 Some(taken) => {
                     let taken = (taken + (n - there) * ONE) & !QUEUED;
                     let queued = if slow.queue.len() > 1 { QUEUED } else { 0 };
@@ -235,7 +245,10 @@ impl Bucket {
                     }
                     self.granted.store(number, Release);
                     slow.demand -= u128::from(n);
-                    slow.queue.pop().map(|(_, waker)| waker)
+                    slow.queue.pop().map(|(_, since, waker)| {
+                        self.has_waited(since, now);
+                        waker
+                    })
                 }
                 None if number > slow.stale || number == slow.told => return,
                 None => {
@@ -329,7 +342,8 @@ impl Limiter for Bucket {
         if self.is_granted(&ticket) {
             return true;
         }
-        let (n, waker) = slow.queue.remove(ticket);
+        let (n, since, waker) = slow.queue.remove(ticket);
+        self.has_waited(since, self.clock.nanos());
         slow.demand -= u128::from(n);
         slow.timers_are_stale();
         if slow.queue.is_empty() {

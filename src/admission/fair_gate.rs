@@ -37,6 +37,7 @@ pub use self::tenants::{Tenant, TenantSnapshot};
 use super::{
     bounds::{Bounds, Rejected},
     fingerprint::{Fingerprint, Fingerprints},
+    waits::Waits,
 };
 use crate::{
     ConfigError, Overloaded, Reason, Waited,
@@ -188,6 +189,8 @@ pub struct Snapshot {
     /// How many requests came from tenants that there was no room to remember, and that had to share
     /// [`Tenant::Overflow`].
     pub overflowed: u64,
+    /// How long those waited who had to.
+    pub waits: Waits,
 }
 
 impl FairGate {
@@ -371,7 +374,9 @@ impl FairGate {
         } else {
             // Its waker is ours: it was taken when it got the turn.
             let (at, _) = state.queue.begin(ticket, &mut charge, now);
-            Begun::Yes(charge, state.waited(at, now))
+            let waited = state.waited(at, now);
+            self.bounds.waits.record(waited.own);
+            Begun::Yes(charge, waited)
         };
         let granted = state.pass_on(now);
         drop(state);
@@ -387,6 +392,8 @@ impl FairGate {
         state.tenants.detach(arrival.tenant);
         drop(state);
         drop(waker);
+        let wait = Duration::from_nanos(now.saturating_sub(arrival.at));
+        self.bounds.waits.record(wait);
         Wakes::of(granted).wake();
     }
 
@@ -472,6 +479,7 @@ impl FairGate {
             rejected: self.bounds.rejected(),
             tenants: state.tenants.tracked(),
             overflowed: state.tenants.overflowed(),
+            waits: self.bounds.waits.snapshot(),
         }
     }
 

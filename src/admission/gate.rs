@@ -32,6 +32,7 @@ use super::{
     claim::{Entered, Limiter},
     governor::Governor,
     queue::{Queue, Ticket},
+    waits::{WaitCounts, Waits},
     word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
 };
 use crate::{
@@ -72,6 +73,12 @@ struct Slow {
     drain_rate: DrainRate,
 }
 
+/// One that waited and has a permit now: since when it waited, and who is to be told.
+struct Granted {
+    since: Duration,
+    waker: Waker,
+}
+
 /// The state of a limiter at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -92,28 +99,39 @@ pub struct Snapshot {
     pub admitted: u64,
     /// How many were refused so far, and why.
     pub rejected: Rejected,
+    /// How long those waited who had to.
+    pub waits: Waits,
 }
 
 impl Gate {
     /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
     pub(crate) fn new(kind: &'static str, limit: usize) -> Result<Self, ConfigError> {
+        Self::counting(kind, limit, WaitCounts::default())
+    }
+
+    /// With waits that are counted there.
+    pub(crate) fn counting(
+        kind: &'static str,
+        limit: usize,
+        waits: WaitCounts,
+    ) -> Result<Self, ConfigError> {
         check_limit(limit)?;
-        Ok(Self::with(kind, limit, None))
+        Ok(Self::with(Bounds::counting(kind, waits), limit, None))
     }
 
     /// With a limit that a law moves.
     pub(crate) fn governed(kind: &'static str, governor: Governor) -> Self {
-        Self::with(kind, governor.limit(), Some(governor))
+        Self::with(Bounds::new(kind), governor.limit(), Some(governor))
     }
 
-    fn with(kind: &'static str, limit: usize, governor: Option<Governor>) -> Self {
+    fn with(bounds: Bounds, limit: usize, governor: Option<Governor>) -> Self {
         Self {
             word: AtomicU64::new(Word::new(limit).0),
             peak: AtomicUsize::new(0),
             granted: AtomicU64::new(0),
             retry_after: AtomicU64::new(nanos(DEFAULT_WAIT)),
             looked_at: AtomicU64::new(0),
-            bounds: Bounds::new(kind),
+            bounds,
             clock: Clock::default(),
             slow: Mutex::new(Slow {
                 queue: Queue::new(),
@@ -203,6 +221,7 @@ impl Gate {
             oldest_wait: slow.queue.oldest().map(|since| now.saturating_sub(since)),
             admitted: slow.completed + word.completed() + word.in_flight() as u64,
             rejected: self.bounds.rejected(),
+            waits: self.bounds.waits.snapshot(),
         }
     }
 
@@ -259,7 +278,7 @@ impl Gate {
         // In-flight can only sink while somebody waits, and the limit stays: both need the lock.
         let word = self.load();
         let over_limit = word.in_flight() > word.limit();
-        let Some(waker) = (!over_limit).then(|| self.grant(&mut slow)).flatten() else {
+        let Some(granted) = (!over_limit).then(|| self.grant(&mut slow)).flatten() else {
             drop(slow);
             return self.free(completed);
         };
@@ -268,7 +287,7 @@ impl Gate {
             self.word.fetch_and(!QUEUED, AcqRel);
         }
         drop(slow);
-        waker.wake();
+        self.wake(granted);
     }
 
     /// Hands what is free to those who wait, in their order.
@@ -282,10 +301,10 @@ impl Gate {
             if folded {
                 self.bounds.settle_report();
             }
-            let Some((waker, more)) = granted else {
+            let Some((granted, more)) = granted else {
                 return;
             };
-            waker.wake();
+            self.wake(granted);
             if !more {
                 return;
             }
@@ -293,15 +312,15 @@ impl Gate {
     }
 
     /// Grants a free permit to the head of the queue. Says also whether there is another to grant.
-    fn grant_free(&self, slow: &mut Slow) -> Option<(Waker, bool)> {
+    fn grant_free(&self, slow: &mut Slow) -> Option<(Granted, bool)> {
         let mut word = self.load();
         while !slow.queue.is_empty() && word.has_room() {
             let others = slow.queue.len() > 1;
             match self.swap(word, word.admitted().with_queued(others)) {
                 Ok(word) => {
                     self.raise_peak(word.in_flight());
-                    let waker = self.grant(slow)?;
-                    return Some((waker, others && word.has_room()));
+                    let granted = self.grant(slow)?;
+                    return Some((granted, others && word.has_room()));
                 }
                 Err(now) => word = now,
             }
@@ -310,10 +329,21 @@ impl Gate {
     }
 
     /// The head of the queue has a permit from now on.
-    fn grant(&self, slow: &mut Slow) -> Option<Waker> {
-        let (number, waker) = slow.queue.pop()?;
+    fn grant(&self, slow: &mut Slow) -> Option<Granted> {
+        let (number, since, waker) = slow.queue.pop()?;
         self.granted.store(number, Release);
-        Some(waker)
+        Some(Granted { since, waker })
+    }
+
+    /// Not under the lock.
+    fn wake(&self, granted: Granted) {
+        self.has_waited(granted.since);
+        granted.waker.wake();
+    }
+
+    fn has_waited(&self, since: Duration) {
+        let wait = self.clock.now().saturating_sub(since);
+        self.bounds.waits.record(wait);
     }
 
     /// Moves the completions out of the word, if it is time to. Under the lock, so that nothing is counted
@@ -421,11 +451,12 @@ impl Limiter for Gate {
         if self.is_granted(&ticket) {
             return true;
         }
-        let ((), waker) = slow.queue.remove(ticket);
+        let ((), since, waker) = slow.queue.remove(ticket);
         if slow.queue.is_empty() {
             self.word.fetch_and(!QUEUED, AcqRel);
         }
         drop(slow);
+        self.has_waited(since);
         drop(waker);
         false
     }

@@ -143,9 +143,10 @@ impl Governor {
         }
     }
 
-    pub(crate) fn report(&self) -> (Report, bool) {
+    /// With whether the limit is pinned, and how far the law may move it.
+    pub(crate) fn report(&self) -> (Report, bool, Bounds) {
         let law = lock(&self.law);
-        (law.limit.report(), law.pinned)
+        (law.limit.report(), law.pinned, law.limit.bounds())
     }
 
     /// What the law says takes effect, unless the limit is pinned.

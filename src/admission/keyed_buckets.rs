@@ -14,6 +14,7 @@ use super::{
     bucket::Bucket,
     claim::Limiter,
     fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
+    waits::Waits,
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
@@ -102,6 +103,8 @@ pub struct Snapshot {
     /// How many were refused so far, and why: [`Reason::Quota`] by their key's own bucket,
     /// [`Reason::AtLimit`] by the global rate or an overflow bucket.
     pub rejected: Rejected,
+    /// How long those waited who had to.
+    pub waits: Waits,
 }
 
 impl KeyedBuckets {
@@ -248,8 +251,11 @@ impl KeyedBuckets {
     }
 
     /// One that waited does no longer.
-    pub(crate) fn stop_waiting(&self) {
+    pub(crate) fn stop_waiting(&self, taken: Taken) {
         self.waiting.fetch_sub(1, Relaxed);
+        let left = taken.due.saturating_sub(self.clock.nanos());
+        let wait = taken.wait.saturating_sub(Duration::from_nanos(left));
+        self.bounds.waits.record(wait);
     }
 
     /// Puts a token back that was taken ahead of its time, if it is not there yet.
@@ -323,6 +329,7 @@ impl KeyedBuckets {
                 .map(|shard| lock(shard).admitted)
                 .sum(),
             rejected: self.bounds.rejected(),
+            waits: self.bounds.waits.snapshot(),
         }
     }
 

@@ -20,6 +20,7 @@ use super::{
     fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
     gate::{self, Gate},
     permit::Permit,
+    waits::{WaitCounts, Waits},
 };
 use crate::{
     ConfigError, Overloaded, Reason,
@@ -42,6 +43,8 @@ pub(crate) struct KeyedGates {
     fingerprints: Fingerprints,
     pub(crate) name: Name,
     refusals: Refusals,
+    /// Of all keys.
+    waits: WaitCounts,
 }
 
 struct State {
@@ -103,6 +106,8 @@ pub struct Snapshot {
     pub in_flight: usize,
     /// What became of requests so far.
     pub totals: Totals,
+    /// How long those waited who had to.
+    pub waits: Waits,
 }
 
 /// The state of one key at one moment.
@@ -139,6 +144,7 @@ impl KeyedGates {
             fingerprints: Fingerprints::new(),
             name: Name::new(KIND),
             refusals: Refusals::default(),
+            waits: WaitCounts::default(),
         })
     }
 
@@ -204,7 +210,8 @@ impl KeyedGates {
         let max_waiting = state.max_waiting_per_key.unwrap_or(state.max_waiting);
         let gate = known.gate.get_or_insert_with(|| {
             let gate = state.spare.pop().unwrap_or_else(|| {
-                let mut gate = Gate::new(KIND, limit).expect("it has been checked");
+                let gate = Gate::counting(KIND, limit, self.waits.clone());
+                let mut gate = gate.expect("it has been checked");
                 gate.bounds.set_name(self.name.get());
                 gate.bounds.silence(); // there may be any number of keys
                 Arc::new(gate)
@@ -255,6 +262,7 @@ impl KeyedGates {
             waiting: state.waiting,
             in_flight: requests - state.waiting,
             totals: state.totals,
+            waits: self.waits.snapshot(),
         }
     }
 

@@ -13,7 +13,7 @@
 //! Circuit ─ whether the service is left alone; Pass: a request that says how it went
 //! ```
 //!
-//! `bounds.rs` is what gate and bucket have in common. `keyed_buckets.rs`, `keyed_gates.rs` and `circuits.rs`
+//! `bounds.rs` is what gate and bucket have in common, `waits.rs` how long callers waited there. `keyed_buckets.rs`, `keyed_gates.rs` and `circuits.rs`
 //! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
 //! `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
@@ -37,4 +37,5 @@ pub(crate) mod permit;
 mod queue;
 pub(crate) mod response;
 pub(crate) mod shed;
+pub(crate) mod waits;
 mod word;

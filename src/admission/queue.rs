@@ -119,11 +119,11 @@ impl<T> Queue<T> {
         })
     }
 
-    /// Takes the head out: its number, and its waker, to be woken after the lock.
-    pub(crate) fn pop(&mut self) -> Option<(u64, Waker)> {
+    /// Takes the head out: its number, since when it has waited, and its waker, to be woken after the lock.
+    pub(crate) fn pop(&mut self) -> Option<(u64, Duration, Waker)> {
         (self.head != NIL).then(|| {
             let waiter = self.unlink(self.head);
-            (waiter.number, waiter.waker)
+            (waiter.number, waiter.since, waiter.waker)
         })
     }
 
@@ -144,10 +144,11 @@ impl<T> Queue<T> {
         (head != NIL).then(|| mem::replace(&mut self.slots[head].waker, Waker::noop().clone()))
     }
 
-    /// Takes a ticket out that must not be due. Its waker is to be dropped after the lock.
-    pub(crate) fn remove(&mut self, ticket: Ticket) -> (T, Waker) {
+    /// Takes a ticket out that must not be due, with since when it has waited. Its waker is to be dropped
+    /// after the lock.
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> (T, Duration, Waker) {
         let waiter = self.unlink(ticket.slot);
-        (waiter.with, waiter.waker)
+        (waiter.with, waiter.since, waiter.waker)
     }
 
     fn unlink(&mut self, index: u32) -> Waiter<T> {
