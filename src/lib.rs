@@ -52,6 +52,7 @@
 //! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a client that tries again what was refused, when it makes sense and no more often | `RetryPolicy` (feature `retry`) |
+//! | to see all of it in Prometheus, or wherever your metrics go | `Metrics` (feature `metrics`): [`observe`] |
 //! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
 //!
 //! # What all layers have in common
@@ -70,6 +71,7 @@
 //! | --- | --- |
 //! | `axum` | `ConnectionLimit` is a listener for `axum::serve` |
 //! | `hyper` | `submitted_at::StampDecoded`: stamps a request at the moment hyper has decoded it |
+//! | `metrics` | `observe::Metrics`: the numbers of all layers, for Prometheus and for the `metrics` crate |
 //! | `net` | `ConnectionLimit`: no more connections are accepted than may be open |
 //! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
 //! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |

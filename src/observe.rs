@@ -1,6 +1,115 @@
-//! What the layers tell: lines in the log when something changes.
+//! What an operator wants to know: how much is asked, served and refused, why, and how near the limits are.
 //!
-//! Nothing here decides anything, and nothing is written for a request that is accepted.
+//! Every handle has a `snapshot()`, for code that looks at one layer. With the feature `metrics`, a `Metrics`
+//! shows the numbers of all layers, under one set of names, to Prometheus or to whatever the `metrics` crate
+//! exports to. And the log has a line when something begins and when it is over: [events](#events).
+//!
+#![cfg_attr(feature = "metrics", doc = "```")]
+#![cfg_attr(not(feature = "metrics"), doc = "```ignore")]
+//! use axum::{Router, http::header::CONTENT_TYPE, routing::get};
+//! use tower_backpressure::{edge, observe::Metrics};
+//!
+//! # fn main() -> Result<(), tower_backpressure::ConfigError> {
+//! let edge = edge();
+//! let metrics = Metrics::new();
+//! metrics.watch(&edge.handle())?; // its fair queue, its CoDel and its adaptive limit
+//!
+//! let app: Router = Router::new()
+//!     .route("/", get(|| async { "hello" }))
+//!     .layer(edge)
+//!     // After the layer, so outside it: it answers when the server is overloaded, too.
+//!     .route(
+//!         "/metrics",
+//!         get(move || async move { ([(CONTENT_TYPE, Metrics::CONTENT_TYPE)], metrics.prometheus()) }),
+//!     );
+//! # let _ = app;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/prometheus` is a server that does so, with a dashboard for Grafana (`dashboard.json`) and alert
+//! rules (`alerts.yml`) that a test holds to the names below.
+//!
+//! # Names
+//! Every sample has the label `layer`: the name that the layer was given, or that of its kind. Those with
+//! another have it in braces. There is no label for tenants or keys: there may be a hundred thousand of them,
+//! and a series for each would cost more than the server. `wfq::Handle::tenants` tells them apart.
+//!
+//! | name | type | of | says |
+//! | --- | --- | --- | --- |
+//! | `backpressure_requests_total{outcome}` | counter | all that refuse, but breakers | what was decided: `admitted`, `rejected`; of keyed concurrency limits also `cancelled`, before it was decided. Of a channel, messages |
+//! | `backpressure_rejected_total{reason}` | counter | all that refuse | why it was refused, as [`Reason::as_str`](crate::Reason::as_str) has it. A rate limit counts `exceeds_burst` as `at_limit`; a channel counts what was offered in vain as `queue_full` |
+//! | `backpressure_refused_inside_total` | counter | wfq | admitted here, refused by a layer further in |
+//! | `backpressure_in_flight` | gauge | concurrency limits (fixed, adaptive, keyed), codel, wfq | requests in flight; of wfq, with the one that is next |
+//! | `backpressure_in_flight_max` | gauge | concurrency limits (fixed, adaptive), codel | the most at once since the layer was last looked at: a burst between two scrapes shows here, and nowhere else |
+//! | `backpressure_limit` | gauge | as above | how many may be in flight |
+//! | `backpressure_limit_min` | gauge | adaptive, codel | the limit does not fall below this by itself |
+//! | `backpressure_limit_max` | gauge | adaptive, codel | nor rise above this |
+//! | `backpressure_limit_pinned` | gauge | adaptive | 1 while an operator holds the limit |
+//! | `backpressure_limit_moves_total{direction}` | counter | codel | how often the limit was `narrowed`, `widened`, and narrowings `undone` |
+//! | `backpressure_min_rtt_seconds` | gauge | adaptive | the baseline: how long a request takes when none waits inside the service. Missing until it is known |
+//! | `backpressure_queue_depth` | gauge | all that let wait, channel | how many wait, or how many messages are in the channel |
+//! | `backpressure_queue_capacity` | gauge | channel | how many it has room for |
+//! | `backpressure_queue_oldest_seconds` | gauge | concurrency limits (fixed, adaptive), rate limit, wfq, channel | how long what has waited longest has waited; 0 if nothing waits |
+//! | `backpressure_queue_wait_seconds` | histogram | all that let wait | how long those waited who had to ([`Waits`](crate::Waits)) |
+//! | `backpressure_senders_waiting` | gauge | channel | senders that wait for room |
+//! | `backpressure_messages_received_total` | counter | channel | messages taken out |
+//! | `backpressure_messages_discarded_total` | counter | channel | messages that went with the receiver |
+//! | `backpressure_overloaded` | gauge | codel | 1 while a queue stands, and what is too old is refused |
+//! | `backpressure_load_ratio` | gauge | codel | the least age lately, of the age at which it refuses; at most 1 |
+//! | `backpressure_age_p95_seconds` | gauge | codel | the age that nineteen in twenty did not exceed. Missing if none came |
+//! | `backpressure_over_target_ratio` | gauge | codel | the share that was older than the target |
+//! | `backpressure_breaker_state` | gauge | breaker | 0 closed, 1 half-open, 2 open |
+//! | `backpressure_breakers{state}` | gauge | keyed breaker | how many circuits are `open`, `half_open` |
+//! | `backpressure_breaker_failure_ratio` | gauge | breaker | the share that failed, where that is what opens it |
+//! | `backpressure_breaker_opened_total` | counter | breakers | how often a circuit has opened |
+//! | `backpressure_breaker_closed_total` | counter | breakers | how often it has closed after that |
+//! | `backpressure_breaker_probes_total` | counter | breakers | requests that were sent as probes |
+//! | `backpressure_tenants_tracked` | gauge | wfq, keyed limits, keyed breaker | tenants or keys that are remembered |
+//! | `backpressure_tenants_max` | gauge | keyed rate limit | how many there may be |
+//! | `backpressure_tenant_overflow_total` | counter | wfq, keyed rate limit, keyed breaker | requests of those that there was no room to remember |
+//! | `backpressure_tokens` | gauge | rate limit, global rate of a keyed one | tokens that are there |
+//! | `backpressure_tokens_max` | gauge | as above | the burst |
+//! | `backpressure_tokens_per_second` | gauge | as above | the rate |
+//! | `backpressure_saturation_level` | gauge | saturation | 0 normal, 1 warning, 2 critical, 3 overflow |
+//! | `backpressure_saturation_ratio` | gauge | saturation, channel | how full the fullest queue is |
+//! | `backpressure_saturation_changes_total` | counter | saturation | how often the level has changed |
+//! | `backpressure_probe_panics_total` | counter | saturation | how often a probe has panicked |
+//! | `backpressure_retry_requests_total` | counter | retry | requests, each counted once |
+//! | `backpressure_retries_total` | counter | retry | requests that were sent again |
+//! | `backpressure_retries_recovered_total` | counter | retry | requests that went well at a retry |
+//! | `backpressure_retries_withheld_total{reason}` | counter | retry | why not: `permanent`, `gone`, `not_idempotent`, `not_replayable`, `forbidden`, `exhausted`, `too_late`, `over_budget` |
+//! | `backpressure_retry_budget` | gauge | retry | retries that the budget has left |
+//! | `backpressure_submitted_at_total{outcome}` | counter | submitted_at, with a trusted header | the header was `believed`, `capped`, of the `future`, `invalid` |
+//!
+//! A request that passes three layers is counted by each of them, so sums over layers say little: divide by
+//! layer. How many a breaker let through is not counted, because it would cost each of them; count them at the
+//! limit beside it.
+//!
+//! # What to alert on
+//! To start from; the rules in `examples/prometheus/alerts.yml` are these, with what to do about each.
+//!
+//! | what | when |
+//! | --- | --- |
+//! | a layer refuses more than 1 % of what it is asked for | for 5 minutes: somebody should look |
+//! | … more than 10 % | for 5 minutes: somebody is woken |
+//! | more than 90 % of a limit is in use | for 10 minutes |
+//! | an adaptive limit is as low as it may be | for 5 minutes |
+//! | a circuit is open | for 5 minutes |
+//! | half of those who wait do so for longer than a second | for 5 minutes |
+//! | tenants have to share, because there are too many | for 10 minutes |
+//! | a queue is critically full | for 5 minutes |
+//!
+//! # What it costs
+//! Requests nothing: layers count what they count anyway, those who wait are timed where they are being put to
+//! sleep and woken, and nothing is asked until somebody looks. A look is a snapshot of each layer, which takes
+//! that layer's lock for a moment; of the keyed concurrency limit and the keyed breaker it goes through the keys in
+//! use. A layer has 35 series at most, a histogram's buckets counted, and a `Metrics` a few hundred bytes for each.
+//!
+//! # Two who look
+//! `backpressure_in_flight_max` is the most since the *last* look, by whomever: a second scraper, or code that takes
+//! snapshots of the same layer, ends the first one's interval. Each sees less then, never more. Where two
+//! Prometheus servers scrape, take the larger of both. All other numbers are the same for everybody.
 //!
 //! # Events
 //! They go to [`tracing`](https://docs.rs/tracing). Each has the field `layer`: the layer's own name, if it was given one,
@@ -34,3 +143,17 @@
 
 pub(crate) mod events;
 pub(crate) mod refusals;
+
+#[cfg(feature = "metrics")]
+mod metrics;
+#[cfg(feature = "metrics")]
+mod names;
+#[cfg(feature = "metrics")]
+mod prometheus;
+#[cfg(feature = "metrics")]
+mod samples;
+#[cfg(feature = "metrics")]
+mod sources;
+
+#[cfg(feature = "metrics")]
+pub use self::metrics::{Metrics, Observe, names};
