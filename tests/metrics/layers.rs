@@ -419,7 +419,9 @@ async fn a_fair_queue() {
     first.await.unwrap().unwrap();
     second.await.unwrap().unwrap_err();
     third.await.unwrap().unwrap();
-    let other = send(&service, 100); // a tenant too many
+    let fourth = send(&service, 54);
+    settle().await;
+    let other = send(&service, 100); // a tenant too many, and it waits for 54 ms
     settle().await;
     let in_vain = send(&service, 52); // for 70 ms
     settle().await;
@@ -428,13 +430,14 @@ async fn a_fair_queue() {
     settle().await;
     advance(ms(10)).await;
     gives_up.abort();
+    fourth.await.unwrap().unwrap();
     other.await.unwrap().unwrap();
     settle().await;
     assert_says(
         &metrics,
         "wfq",
         &[
-            ("requests_total{outcome=\"admitted\"}", 4.0),
+            ("requests_total{outcome=\"admitted\"}", 5.0),
             ("requests_total{outcome=\"rejected\"}", 2.0),
             ("rejected_total{reason=\"queue_full\"}", 1.0),
             ("rejected_total{reason=\"wait_timeout\"}", 1.0),
@@ -445,7 +448,7 @@ async fn a_fair_queue() {
             ("tenants_tracked", 1.0),
             ("tenant_overflow_total", 1.0),
         ],
-        Some(&[50, 50, 70, 10]),
+        Some(&[50, 50, 54, 70, 10]),
     );
 }
 
