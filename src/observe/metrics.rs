@@ -215,7 +215,11 @@ impl Watched {
     /// What the recorder has not been told: so many waits of about so many seconds.
     fn unpublished(&self, waits: &Waits) -> Vec<(f64, usize)> {
         let mut shown = lock(&self.shown);
-        let before = std::mem::replace(&mut shown.waits, *waits);
+        let before = shown.waits;
+        // Two that publish at once may come here in the other order.
+        for (shown, now) in shown.waits.buckets.iter_mut().zip(waits.buckets) {
+            *shown = now.max(*shown);
+        }
         let longest = Waits::BOUNDS[Waits::BOUNDS.len() - 1] * 2;
         let bounds = Waits::BOUNDS.iter().chain([&longest]);
         let counts = waits.buckets.iter().zip(before.buckets);
@@ -232,4 +236,26 @@ impl Watched {
 /// alert rules against them. A histogram has its name followed by `_bucket`, `_sum` and `_count`.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.name)
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+    use crate::ConcurrencyLimitLayer;
+
+    #[test]
+    fn a_wait_is_told_once_when_two_publish_at_once() {
+        let watched = Watched {
+            name: "limit".into(),
+            source: Box::new(ConcurrencyLimitLayer::new(1).handle()),
+            shown: Mutex::default(),
+        };
+        let mut early = Waits::default();
+        early.buckets[0] = 3;
+        let mut late = early;
+        late.buckets[0] = 5;
+        assert_eq!(watched.unpublished(&late), [(0.001, 5)]);
+        assert_eq!(watched.unpublished(&early), []);
+        assert_eq!(watched.unpublished(&late), []);
+    }
 }
