@@ -111,6 +111,7 @@ use crate::{
         governor::{Dispatched, Governor},
     },
     concurrency_limit::Acquire,
+    config::{AdaptiveConcurrencyConfig, Law},
     hold::sealed::Sealed,
     sync::Arc,
 };
@@ -128,17 +129,17 @@ pub struct AdaptiveConcurrencyLayer<C = ByResult, H = UntilResponse> {
 impl AdaptiveConcurrencyLayer {
     /// By [`Vegas`], from 1 to 1000, starting with 20.
     pub fn vegas() -> Self {
-        Self::new(Vegas::default())
+        Self::named(Law::Vegas)
     }
 
     /// By [`Gradient2`] in windows of a second, from 20 to 200, starting with 20.
     pub fn gradient2() -> Self {
-        Self::new(Windowed::new(Gradient2::default()))
+        Self::named(Law::Gradient2)
     }
 
     /// By [`Aimd`], from 20 to 200, starting with 20.
     pub fn aimd() -> Self {
-        Self::new(Aimd::default())
+        Self::named(Law::Aimd)
     }
 
     /// By a law of your choice.
@@ -148,7 +149,26 @@ impl AdaptiveConcurrencyLayer {
 
     /// With a clock of its own; see [`Clock`]. Each request looks at it twice.
     pub fn with_clock(limit: impl Limit, clock: Clock) -> Self {
-        let governor = Governor::new(limit, clock);
+        Self::governed(Governor::new(limit, clock))
+    }
+
+    /// As this config says.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &AdaptiveConcurrencyConfig) -> Result<Self, ConfigError> {
+        let bounds = config.bounds()?;
+        let layer = Self::named(config.law);
+        layer.gate.governor().restart(&layer.gate, bounds);
+        layer.handle().apply(config)?;
+        Ok(layer)
+    }
+
+    fn named(law: Law) -> Self {
+        Self::governed(Governor::named(law, Clock::default()))
+    }
+
+    fn governed(governor: Governor) -> Self {
         Self {
             gate: Arc::new(Gate::governed("adaptive_concurrency", governor)),
             classify: ByResult,
@@ -410,6 +430,22 @@ impl Handle {
             pinned,
             bounds,
         }
+    }
+
+    /// Changes everything to what this config says: the law, its bounds, and whether the limit is pinned at
+    /// once. What has been learned stays unless the law or its bounds change; then the law starts over, with
+    /// the limit that there is, or the nearest within its bounds. A limit that is pinned is unpinned, unless
+    /// the config pins it.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &AdaptiveConcurrencyConfig) -> Result<(), ConfigError> {
+        let bounds = config.bounds()?;
+        self.set_max_waiting(config.max_waiting);
+        self.set_max_wait(config.max_wait);
+        let governor = self.gate.governor();
+        governor.set_law(&self.gate, config.law, bounds, config.pinned);
+        Ok(())
     }
 
     /// Holds the limit at this, within the bounds or not, until it is unpinned. What completes meanwhile

@@ -96,7 +96,7 @@ use tower_service::Service;
 pub(crate) use self::judging::Judging;
 pub use self::{config::CircuitBreakerConfig, judging::CircuitResponseFuture};
 use crate::{
-    BoxError, ByResult, Classify, ResponseFuture,
+    BoxError, ByResult, Classify, ConfigError, ResponseFuture,
     admission::{
         circuit::{Circuit, Pass},
         shed,
@@ -120,9 +120,10 @@ impl CircuitBreakerLayer {
     /// # Panics
     /// If the settings make no sense: see [`CircuitBreakerConfig`].
     pub fn new(config: CircuitBreakerConfig) -> Self {
-        let (settings, clock) = config.settings();
+        let settings = config.settings();
+        let settings = settings.unwrap_or_else(|error| panic!("CircuitBreakerConfig: {error}"));
         Self {
-            circuit: Arc::new(Circuit::new(settings, clock)),
+            circuit: Arc::new(Circuit::new(settings, config.clock.unwrap_or_default())),
             classify: ByResult,
         }
     }
@@ -259,6 +260,17 @@ impl Handle {
     /// The state now.
     pub fn snapshot(&self) -> Snapshot {
         self.circuit.snapshot()
+    }
+
+    /// Changes everything but the clock to what this config says, at once, and leaves the circuit as it is.
+    /// What counts as enough is judged by the next result. An open circuit is not open for longer than the
+    /// new cooldown from now. A window of another length starts empty.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &CircuitBreakerConfig) -> Result<(), ConfigError> {
+        self.circuit.set(config.settings()?);
+        Ok(())
     }
 
     /// Closes the circuit, however it came to be open, and forgets the failures before. What is on its way

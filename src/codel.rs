@@ -158,11 +158,13 @@ impl CoDelLayer {
     /// have no [`SubmittedAt`] are as old as they have waited in the layers of this crate.
     ///
     /// # Panics
-    /// Unless 0 < `target` ≤ `interval`, `interval` ≥ 100 ms, and 1 ≤ `min_concurrency` ≤
-    /// `max_concurrency`.
+    /// Unless 0 < `target` ≤ `interval`, `interval` ≥ 100 ms, 1 ≤ `min_concurrency` ≤
+    /// `max_concurrency`, and 0 < `max_sojourn`.
     pub fn new(config: CoDelConfig) -> Self {
+        let settings = config.settings();
+        let settings = settings.unwrap_or_else(|error| panic!("CoDelConfig: {error}"));
         Self {
-            gate: Arc::new(AgeGate::new(config.settings())),
+            gate: Arc::new(AgeGate::new(settings)),
             extract: FromExtension,
             hold: PhantomData,
         }
@@ -372,6 +374,16 @@ impl Handle {
         self.gate
             .enter(Some(submitted), 0, None, clock::instant())
             .map_err(|refusal| *refusal)
+    }
+
+    /// Changes everything to what this config says, at once. A limit that was not narrowed is the new
+    /// `max_concurrency`; one that was stays narrow, within the new bounds.
+    ///
+    /// # Errors
+    /// If it makes no sense, as in [`CoDelLayer::new`]; nothing changes.
+    pub fn apply(&self, config: &CoDelConfig) -> Result<(), ConfigError> {
+        self.gate.set(config.settings()?);
+        Ok(())
     }
 
     /// Changes the target.

@@ -71,6 +71,7 @@ pub use crate::admission::gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
     admission::{claim::Claim, gate::Gate},
+    config::ConcurrencyLimitConfig,
     sync::Arc,
 };
 
@@ -95,6 +96,17 @@ impl ConcurrencyLimitLayer {
             Ok(gate) => Self::around(Arc::new(gate)),
             Err(error) => panic!("ConcurrencyLimitLayer::new({max}): {error}"),
         }
+    }
+
+    /// As this config says.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &ConcurrencyLimitConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let layer = Self::new(config.limit);
+        layer.handle().apply(config)?;
+        Ok(layer)
     }
 }
 
@@ -259,6 +271,17 @@ impl Handle {
     /// [`peak_in_flight`](Snapshot::peak_in_flight).
     pub fn snapshot(&self) -> Snapshot {
         self.gate.snapshot()
+    }
+
+    /// Changes everything to what this config says, as the functions below do one at a time.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &ConcurrencyLimitConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        self.set_max_waiting(config.max_waiting);
+        self.set_max_wait(config.max_wait);
+        self.set_limit(config.limit)
     }
 
     /// Changes the limit. If it grows, those who wait are let in; if it shrinks, nothing in flight is

@@ -41,21 +41,21 @@ use tower_layer::Layer;
 
 use crate::{
     AdaptiveConcurrency, AdaptiveConcurrencyLayer, ByStatus, CoDel, CoDelConfig, CoDelLayer,
-    LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit, ShadowLayer,
-    UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
+    ConfigError, LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit,
+    ShadowLayer, UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
+    config::EdgeConfig,
     hold::HoldKind,
     wfq::{self, FromExtension, Running},
 };
 
 /// The recommended stack, with what suits most servers. See the [module](mod@self) for what is in it.
 pub fn edge() -> Edge {
-    // Where nobody says who the tenants are, one of them has the whole queue.
-    let one_line = WfqConfig::default().max_waiting_per_tenant(1024);
+    let EdgeConfig { wfq, codel, .. } = EdgeConfig::default();
     Edge {
         response: OverloadResponseLayer::new(),
         gates: Gates {
-            wfq: WfqLayer::new(one_line, FromExtension),
-            codel: CoDelLayer::new(CoDelConfig::default()),
+            wfq: WfqLayer::new(wfq, FromExtension),
+            codel: CoDelLayer::new(codel),
             adaptive: AdaptiveConcurrencyLayer::vegas().classify(ByStatus),
         },
     }
@@ -80,6 +80,31 @@ impl<E> Edge<E> {
     /// Finds tenants this way, see [`ExtractTenant`](crate::wfq::ExtractTenant), all of the same weight.
     pub fn tenant<E2>(self, extract: E2) -> Edge<E2> {
         self.wfq(WfqLayer::new(WfqConfig::default(), extract))
+    }
+
+    /// With what this config says: all parts that there are by now are changed, so it comes after the tenants.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_backpressure::{config::EdgeConfig, edge};
+    ///
+    /// # fn main() -> Result<(), tower_backpressure::ConfigError> {
+    /// let tenant = |request: &Request<()>| request.extensions().get::<String>().cloned();
+    /// let mut config = EdgeConfig::default();
+    /// config.wfq = config.wfq.weight("gold", 10);
+    /// let stack = edge().tenant(tenant).configured(&config)?;
+    /// # let _ = stack;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn configured(mut self, config: &EdgeConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        self.adaptive = AdaptiveConcurrencyLayer::from_config(&config.adaptive)?.classify(ByStatus);
+        self.handle().apply(config)?;
+        Ok(self)
     }
 
     /// With this fair queue, for weights and bounds of its own.
@@ -229,4 +254,18 @@ pub struct Handle {
     pub codel: codel::Handle,
     /// On the adaptive limit: how many are in flight, and how many may be.
     pub adaptive: adaptive_concurrency::Handle,
+}
+
+impl Handle {
+    /// Changes all parts to what this config says, as their own `apply` does: all of them, or, if one makes
+    /// no sense, none.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes. The field is named with its part: `codel.target`.
+    pub fn apply(&self, config: &EdgeConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        self.wfq.apply(&config.wfq)?;
+        self.codel.apply(&config.codel)?;
+        self.adaptive.apply(&config.adaptive)
+    }
 }

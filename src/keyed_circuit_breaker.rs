@@ -79,6 +79,7 @@ use crate::{
     BoxError, ByResult, CircuitBreakerConfig, Classify, ConfigError, ResponseFuture,
     admission::circuits::{Circuits, KeyedPass},
     circuit_breaker::{CircuitResponseFuture, Judging, State},
+    config::KeyedCircuitBreakerConfig,
     sync::Arc,
 };
 
@@ -100,12 +101,22 @@ impl<K> KeyedCircuitBreakerLayer<K> {
     /// # Panics
     /// If the settings make no sense: see [`CircuitBreakerConfig`].
     pub fn new(config: CircuitBreakerConfig, key: K) -> Self {
-        let (settings, clock) = config.settings();
+        let settings = config.settings();
+        let settings = settings.unwrap_or_else(|error| panic!("CircuitBreakerConfig: {error}"));
         Self {
-            circuits: Arc::new(Circuits::new(settings, clock)),
+            circuits: Arc::new(Circuits::new(settings, config.clock.unwrap_or_default())),
             key: Arc::new(key),
             classify: ByResult,
         }
+    }
+
+    /// As this config says.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &KeyedCircuitBreakerConfig, key: K) -> Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Self::new(config.circuit.clone(), key).max_keys(config.max_keys))
     }
 }
 
@@ -235,6 +246,17 @@ impl Handle {
     /// The state of all of them now. It goes through all keys that are remembered.
     pub fn snapshot(&self) -> Snapshot {
         self.circuits.snapshot()
+    }
+
+    /// Changes everything but the clock to what this config says, at once, and leaves the circuits as they
+    /// are. They are judged as by [`circuit_breaker::Handle::apply`](crate::circuit_breaker::Handle::apply).
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &KeyedCircuitBreakerConfig) -> Result<(), ConfigError> {
+        let settings = config.circuit.settings()?;
+        self.circuits.set(settings, config.max_keys);
+        Ok(())
     }
 
     /// The state of one. Closed, if nothing is known of it.

@@ -79,6 +79,7 @@ use crate::{
         keyed_gates::{KeyedGates, Place, Serving},
         shed,
     },
+    config::KeyedConcurrencyLimitConfig,
     sync::Arc,
 };
 
@@ -106,6 +107,17 @@ impl<K> KeyedConcurrencyLimitLayer<K> {
             key: Arc::new(key),
             hold: PhantomData,
         }
+    }
+
+    /// As this config says; `key` is as for [`new`](Self::new).
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &KeyedConcurrencyLimitConfig, key: K) -> Result<Self, ConfigError> {
+        config.check()?;
+        let layer = Self::new(config.limit, key);
+        layer.handle().apply(config)?;
+        Ok(layer)
     }
 }
 
@@ -276,6 +288,21 @@ impl Handle {
     /// The state of one key. `None` if nobody uses it and it has no limit of its own.
     pub fn key<K: Hash + ?Sized>(&self, key: &K) -> Option<KeySnapshot> {
         self.gates.snapshot_of(self.gates.fingerprint(Some(key)))
+    }
+
+    /// Changes everything to what this config says, at once. A key that it does not name has no limit of its
+    /// own any more, even if it was given one by hand.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &KeyedConcurrencyLimitConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        let fingerprint = |key: &str| self.gates.fingerprint(Some(key));
+        let own = config.limits.iter();
+        let own = own.map(|(key, limit)| (fingerprint(key), *limit));
+        let max_waiting = (config.max_waiting, config.max_waiting_per_key);
+        (self.gates).set(config.limit, own, max_waiting, config.max_wait);
+        Ok(())
     }
 
     /// Changes the limit of all keys that have none of their own. If it grows, those who wait are let in; if

@@ -95,8 +95,9 @@ pub use self::{
 };
 pub use crate::admission::keyed_buckets::Snapshot;
 use crate::{
-    BoxError, Clock, Overloaded, Rate, ResponseFuture,
-    admission::{bucket::Bucket, fingerprint::Fingerprint, keyed_buckets::KeyedBuckets},
+    BoxError, Clock, ConfigError, Overloaded, Rate, ResponseFuture,
+    admission::{fingerprint::Fingerprint, keyed_buckets::KeyedBuckets},
+    config::KeyedRateLimitConfig,
     rate_limit,
     sync::Arc,
 };
@@ -127,6 +128,17 @@ impl<K> KeyedRateLimitLayer<K> {
             },
             key: Arc::new(key),
         }
+    }
+
+    /// As this config says; `key` is as for [`new`](Self::new).
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &KeyedRateLimitConfig, key: K) -> Result<Self, ConfigError> {
+        config.check()?;
+        let layer = Self::new(config.rate, key);
+        layer.handle.apply(config)?;
+        Ok(layer)
     }
 
     /// A rate of its own for some keys: `rate_of` is a `Fn(&Key) -> Option<Rate>`, and where it gives
@@ -164,10 +176,7 @@ impl<K> KeyedRateLimitLayer<K> {
     /// and one of everybody's, or neither. The first global rate given stays; [`Handle::global`] changes
     /// it at run time.
     pub fn global(self, rate: Rate) -> Self {
-        let buckets = &self.handle.buckets;
-        let bucket = || Bucket::new("keyed_rate_limit", rate, buckets.clock().clone());
-        let global = || Arc::new(bucket());
-        buckets.global.get_or_init(global);
+        self.handle.buckets.set_global(Some(rate), true);
         self
     }
 
@@ -312,6 +321,22 @@ impl Handle {
         self.buckets.snapshot()
     }
 
+    /// Changes everything to what this config says, as the functions below do one at a time. A global rate
+    /// comes with a full bucket if there was none before; if the config has none, there is none any more.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &KeyedRateLimitConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        let bounds = &self.buckets.bounds;
+        bounds.set_max_waiting(config.max_waiting);
+        bounds.set_max_wait(config.max_wait);
+        self.buckets.set_max_keys(config.max_keys);
+        self.buckets.set_global(config.global, false);
+        self.buckets.set_rate(config.rate);
+        Ok(())
+    }
+
     /// Changes the rate of all keys but those that have one of their own. The tokens in their buckets
     /// stay, but for those that no longer fit; no fresh burst is granted. Requests that wait already keep
     /// the time that they were given.
@@ -328,7 +353,7 @@ impl Handle {
 
     /// The global rate, if there is one: to look at it and to change it.
     pub fn global(&self) -> Option<rate_limit::Handle> {
-        let global = self.buckets.global.get()?;
+        let global = self.buckets.global()?;
         Some(rate_limit::Handle::new(Arc::clone(global)))
     }
 

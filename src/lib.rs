@@ -75,6 +75,7 @@
 //! | `net` | `ConnectionLimit`: no more connections are accepted than may be open |
 //! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
 //! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |
+//! | `serde` | [`config`]s are read from TOML, JSON and the like, with units: `"100ms"`, `"500/s"` |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |
 //! | `ws` (on unless turned off) | refused WebSockets are closed with 1013, instead of failing their handshake |
 //!
@@ -111,6 +112,7 @@ mod classify;
 mod clock;
 pub mod codel;
 pub mod concurrency_limit;
+pub mod config;
 mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;

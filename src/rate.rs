@@ -131,11 +131,15 @@ impl Rate {
     }
 
     fn literal(count: u64, period: Duration) -> Self {
-        let burst = if count > MAX_BURST { MAX_BURST } else { count };
-        match Self::new(count, period, if burst == 0 { 1 } else { burst }) {
+        match Self::with_usual_burst(count, period) {
             Ok(rate) => rate,
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// What one period brings may be saved up.
+    pub(crate) fn with_usual_burst(count: u64, period: Duration) -> Result<Self, ConfigError> {
+        Self::new(count, period, count.clamp(1, MAX_BURST))
     }
 }
 

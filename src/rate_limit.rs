@@ -78,11 +78,12 @@ use tower_service::Service;
 
 pub use crate::admission::bucket::Snapshot;
 use crate::{
-    BoxError, Clock, Overloaded, Rate, Reason, ResponseFuture,
+    BoxError, Clock, ConfigError, Overloaded, Rate, Reason, ResponseFuture,
     admission::{
         bucket::Bucket,
         claim::{Claim, Limiter},
     },
+    config::RateLimitConfig,
     sync::Arc,
 };
 
@@ -104,6 +105,17 @@ impl RateLimitLayer {
         Self {
             bucket: Arc::new(Bucket::new("rate_limit", rate, clock)),
         }
+    }
+
+    /// As this config says.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &RateLimitConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let layer = Self::new(config.rate);
+        layer.handle().apply(config)?;
+        Ok(layer)
     }
 
     /// At most so many callers wait; the next one is refused. 1024 unless set; with 0 nobody waits.
@@ -219,6 +231,18 @@ impl Handle {
     /// The state of the rate limit now.
     pub fn snapshot(&self) -> Snapshot {
         self.bucket.snapshot()
+    }
+
+    /// Changes everything to what this config says, as the functions below do one at a time.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &RateLimitConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        self.set_max_waiting(config.max_waiting);
+        self.set_max_wait(config.max_wait);
+        self.set_rate(config.rate);
+        Ok(())
     }
 
     /// Changes the rate. The tokens in the bucket stay, but for those that no longer fit; no fresh

@@ -72,7 +72,7 @@
 //! budget is not given back.
 //!
 //! # Cloning
-//! Clones share the budget, the number of retries, and what is counted; so do all services that a
+//! Clones share the settings, the budget, and what is counted; so do all services that a
 //! `RetryLayer` makes. A budget is about one server: take one policy for each.
 
 mod ask;
@@ -97,10 +97,16 @@ pub use self::{
 };
 pub use crate::algorithm::{backoff::Backoff, retry_budget::RetryBudget};
 use crate::{
-    Clock, clock,
+    Clock, ConfigError, clock,
+    config::RetryConfig,
     jitter::Jitter,
-    sync::{Arc, AtomicU64, Mutex, Ordering::Relaxed, lock},
+    sync::{Arc, Mutex, lock},
 };
+
+// Between AWS's SDKs, which try 3 times in all, and gRPC, which tries 5 times at most. Ten retries are for
+// queues of messages, where nobody waits for the answer.
+pub(crate) const DEFAULT_MAX_RETRIES: u32 = 3;
+pub(crate) const DEFAULT_MAX_ELAPSED: Duration = Duration::from_secs(60);
 
 /// No retry is waited for longer than this, whatever a server asks for: 24 hours.
 pub const MAX_DELAY: Duration = Duration::from_secs(24 * 3600);
@@ -112,9 +118,6 @@ pub const MAX_DELAY: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone)]
 pub struct RetryPolicy<J = ByAnswer, P = OfItself> {
     shared: Arc<Shared>,
-    backoff: Backoff,
-    jitter: bool,
-    max_elapsed: Duration,
     judge: J,
     replay: P,
     session: Session,
@@ -133,27 +136,52 @@ struct Session {
 struct Shared {
     clock: Clock,
     jitter: Jitter,
-    budget: Mutex<RetryBudget>,
-    max_retries: AtomicU64,
+    state: Mutex<State>,
     counts: Counts,
 }
 
+struct State {
+    settings: Settings,
+    budget: RetryBudget,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    backoff: Backoff,
+    jitter: bool,
+    max_elapsed: Duration,
+    max_retries: u64,
+}
+
 impl RetryPolicy {
+    /// As this config says.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &RetryConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let policy = Self::new(config.backoff).budget(config.budget);
+        policy.handle().apply(config)?;
+        Ok(policy)
+    }
+
     /// Waits as the backoff says where a server says nothing.
     pub fn new(backoff: Backoff) -> Self {
         Self {
             shared: Arc::new(Shared {
                 clock: Clock::tokio(),
                 jitter: Jitter::default(),
-                budget: Mutex::new(RetryBudget::default()),
-                // Between AWS's SDKs, which try 3 times in all, and gRPC, which tries 5 times at most.
-                // Ten retries are for queues of messages, where nobody waits for the answer.
-                max_retries: AtomicU64::new(3),
+                state: Mutex::new(State {
+                    settings: Settings {
+                        backoff,
+                        jitter: true,
+                        max_elapsed: DEFAULT_MAX_ELAPSED,
+                        max_retries: DEFAULT_MAX_RETRIES.into(),
+                    },
+                    budget: RetryBudget::default(),
+                }),
                 counts: Counts::default(),
             }),
-            backoff,
-            jitter: true,
-            max_elapsed: Duration::from_secs(60),
             judge: ByAnswer,
             replay: OfItself,
             session: Session::default(),
@@ -164,38 +192,36 @@ impl RetryPolicy {
 impl Default for RetryPolicy {
     /// From 100 ms up to 10 s, doubling.
     fn default() -> Self {
-        Self::new(Backoff::exponential(
-            Duration::from_millis(100),
-            Duration::from_secs(10),
-        ))
+        Self::new(RetryConfig::default().backoff)
     }
 }
 
+/// These settings are what clones share: one that was made before gets them too.
 impl<J, P> RetryPolicy<J, P> {
     /// How often a request is sent again at most; 0 turns retries off. 3 unless set.
     pub fn max_retries(self, retries: u32) -> Self {
-        self.shared.max_retries.store(retries.into(), Relaxed);
+        lock(&self.shared.state).settings.max_retries = retries.into();
         self
     }
 
     /// How long after a request was first sent its last retry may be made. A minute unless set: without
     /// a bound, a server that says `retry-after: 86400` has its callers wait until tomorrow.
     /// `Duration::MAX` is no bound.
-    pub fn max_elapsed(mut self, time: Duration) -> Self {
-        self.max_elapsed = time;
+    pub fn max_elapsed(self, time: Duration) -> Self {
+        lock(&self.shared.state).settings.max_elapsed = time;
         self
     }
 
     /// How many retries there may be of all requests together. 20 % of them, and one each second,
-    /// unless set. A clone that was made before gets it too, and it is full.
+    /// unless set. It is full.
     pub fn budget(self, budget: RetryBudget) -> Self {
-        *lock(&self.shared.budget) = budget;
+        lock(&self.shared.state).budget = budget;
         self
     }
 
     /// Whether up to half of each delay is added to it at random. On unless set.
-    pub fn jitter(mut self, jitter: bool) -> Self {
-        self.jitter = jitter;
+    pub fn jitter(self, jitter: bool) -> Self {
+        lock(&self.shared.state).settings.jitter = jitter;
         self
     }
 
@@ -203,9 +229,6 @@ impl<J, P> RetryPolicy<J, P> {
     pub fn judge<J2>(self, judge: J2) -> RetryPolicy<J2, P> {
         RetryPolicy {
             shared: self.shared,
-            backoff: self.backoff,
-            jitter: self.jitter,
-            max_elapsed: self.max_elapsed,
             judge,
             replay: self.replay,
             session: self.session,
@@ -226,9 +249,6 @@ impl<J, P> RetryPolicy<J, P> {
     pub fn replay<P2>(self, replay: P2) -> RetryPolicy<J, P2> {
         RetryPolicy {
             shared: self.shared,
-            backoff: self.backoff,
-            jitter: self.jitter,
-            max_elapsed: self.max_elapsed,
             judge: self.judge,
             replay,
             session: self.session,
@@ -243,14 +263,14 @@ impl<J, P> RetryPolicy<J, P> {
     }
 
     /// How long to wait before the next retry.
-    fn delay(&self, ask: Ask) -> Duration {
+    fn delay(&self, settings: &Settings, ask: Ask) -> Duration {
         let delay = match ask {
             Ask::Pushback(delay) => delay,
             // A server that says 0 has not thought of what becomes of it.
             Ask::After(delay) if !delay.is_zero() => delay,
-            _ => self.backoff.delay(self.session.backed_off),
+            _ => settings.backoff.delay(self.session.backed_off),
         };
-        let delay = match self.jitter {
+        let delay = match settings.jitter {
             true => delay.saturating_add(self.shared.jitter.up_to(delay / 2)),
             false => delay,
         };
@@ -258,10 +278,10 @@ impl<J, P> RetryPolicy<J, P> {
     }
 
     /// Whether a retry at that moment would come too late.
-    fn is_late<B>(&self, request: &Request<B>, retry_at: Instant) -> bool {
+    fn is_late<B>(&self, settings: &Settings, request: &Request<B>, retry_at: Instant) -> bool {
         let deadline = request.extensions().get::<Deadline>();
         let started = self.session.started;
-        let end = started.and_then(|started| started.checked_add(self.max_elapsed));
+        let end = started.and_then(|started| started.checked_add(settings.max_elapsed));
         deadline.is_some_and(|deadline| retry_at >= deadline.0)
             || end.is_some_and(|end| retry_at >= end)
     }
@@ -302,15 +322,16 @@ where
         if ask == Ask::Never {
             return counts.forbidden.none();
         }
-        if self.session.retries >= shared.max_retries.load(Relaxed) {
+        let settings = lock(&shared.state).settings;
+        if self.session.retries >= settings.max_retries {
             return counts.exhausted.none();
         }
-        let delay = self.delay(ask);
-        if self.is_late(request, clock::instant() + delay) {
+        let delay = self.delay(&settings, ask);
+        if self.is_late(&settings, request, clock::instant() + delay) {
             return counts.too_late.none();
         }
         // Last, so that nothing is taken for a retry that is not made.
-        if !lock(&shared.budget).withdraw(shared.clock.nanos()) {
+        if !(lock(&shared.state).budget).withdraw(shared.clock.nanos()) {
             return counts.over_budget.none();
         }
         counts.retries.add();
@@ -329,7 +350,7 @@ where
         if first {
             self.session.started = Some(clock::instant());
             counts.requests.add();
-            lock(&self.shared.budget).deposit();
+            lock(&self.shared.state).budget.deposit();
         }
         let Some(body) = self.replay.replay(request.body()) else {
             if first {
@@ -350,9 +371,7 @@ where
 impl<J, P> fmt::Debug for RetryPolicy<J, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RetryPolicy")
-            .field("backoff", &self.backoff)
-            .field("jitter", &self.jitter)
-            .field("max_elapsed", &self.max_elapsed)
+            .field("settings", &lock(&self.shared.state).settings)
             .field("shared", &self.shared)
             .finish()
     }
@@ -360,8 +379,9 @@ impl<J, P> fmt::Debug for RetryPolicy<J, P> {
 
 impl Shared {
     fn snapshot(&self) -> Snapshot {
-        let budget = lock(&self.budget).left(self.clock.nanos());
-        self.counts.snapshot(budget, self.max_retries.load(Relaxed))
+        let mut state = lock(&self.state);
+        let budget = state.budget.left(self.clock.nanos());
+        self.counts.snapshot(budget, state.settings.max_retries)
     }
 }
 
@@ -394,6 +414,25 @@ impl Handle {
     /// How often a request is sent again at most, from now on; 0 turns retries off. A retry that is
     /// being waited for is made all the same.
     pub fn set_max_retries(&self, retries: u32) {
-        self.shared.max_retries.store(retries.into(), Relaxed);
+        lock(&self.shared.state).settings.max_retries = retries.into();
+    }
+
+    /// Changes everything to what this config says, at once, from the next answer on. What the budget has
+    /// saved up stays, as far as the new one lets it.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &RetryConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        let now = self.shared.clock.nanos();
+        let mut state = lock(&self.shared.state);
+        state.settings = Settings {
+            backoff: config.backoff,
+            jitter: config.jitter,
+            max_elapsed: config.max_elapsed,
+            max_retries: config.max_retries.into(),
+        };
+        state.budget.set(config.budget, now);
+        Ok(())
     }
 }

@@ -92,13 +92,17 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use self::watch::Watch;
+pub(crate) use self::watch::{DEFAULT_EVERY, check};
 pub use self::{
     probe::Probe,
     watch::Snapshot,
     work::{ByMethod, ClassifyWork, Work},
 };
 pub use crate::algorithm::levels::{Level, Thresholds};
-use crate::{BoxError, ConfigError, Overloaded, ResponseFuture, channel, clock, sync::Arc};
+use crate::{
+    BoxError, ConfigError, Overloaded, ResponseFuture, channel, clock, config::SaturationConfig,
+    sync::Arc,
+};
 
 /// Refuses by how full queues are. See the [module](self) for all of it.
 ///
@@ -118,6 +122,16 @@ impl SaturationLayer {
             watch: Arc::new(Watch::new()),
             classify: ByMethod,
         }
+    }
+
+    /// As this config says. It has no probes yet.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn from_config(config: &SaturationConfig) -> Result<Self, ConfigError> {
+        let layer = Self::new();
+        layer.handle().apply(config)?;
+        Ok(layer)
     }
 }
 
@@ -273,6 +287,16 @@ impl Handle {
         self.watch
             .admit(clock::instant(), || work)
             .map_err(|refusal| *refusal)
+    }
+
+    /// Changes everything to what this config says. The probes are looked at again by the next request.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &SaturationConfig) -> Result<(), ConfigError> {
+        self.watch.set_thresholds(config.thresholds)?;
+        self.watch.set_every(config.sample_every);
+        Ok(())
     }
 
     /// Changes where the levels begin. The probes are looked at again by the next request, unless one is just asking the probes.

@@ -319,6 +319,27 @@ impl Handle {
         self.gate.snapshot()
     }
 
+    /// Changes everything but the clock to what this config says. A tenant that it does not name has the
+    /// default weight, even if it was given another by hand. Tenants that are remembered are not forgotten
+    /// before others come.
+    ///
+    /// # Errors
+    /// If it makes no sense; nothing changes.
+    pub fn apply(&self, config: &WfqConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        let gate = &self.gate;
+        gate.bounds.set_max_waiting(config.max_waiting);
+        gate.bounds.set_max_wait(config.max_wait);
+        gate.set_max_waiting_per_tenant(config.max_waiting_per_tenant);
+        gate.set(
+            &config.weights,
+            config.default_weight,
+            config.max_tenants,
+            config.max_in_flight_per_tenant,
+        );
+        Ok(())
+    }
+
     /// All tenants that are remembered, in no order, and the two shared ones first. It goes through all of
     /// them, so it is not for every request.
     pub fn tenants(&self) -> Vec<TenantSnapshot> {

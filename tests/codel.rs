@@ -441,11 +441,17 @@ fn nonsense_is_refused_with_a_clear_text() {
         config().target(10 * MS).interval(50 * MS),
         "and at least 100 ms",
     );
-    check(config().min_concurrency(0), "1 ≤ min_concurrency (0)");
-    check(config().max_concurrency(0), "≤ max_concurrency (0)");
+    check(
+        config().min_concurrency(0),
+        "min_concurrency must be at least 1",
+    );
+    check(
+        config().max_concurrency(0),
+        "max_concurrency must be at least 1",
+    );
     check(
         config().min_concurrency(2000),
-        "min_concurrency (2000) ≤ max_concurrency (1000)",
+        "min_concurrency must be at least 1 and at most max_concurrency (1000), not 2000",
     );
 }
 

@@ -19,6 +19,7 @@ use super::{
     claim::Limiter,
     gate::Gate,
     permit::Permit,
+    word::MAX_LIMIT,
 };
 use crate::{
     ConfigError, Overloaded, Reason, SubmittedAt, Waited,
@@ -83,14 +84,8 @@ pub struct Snapshot {
 
 impl AgeGate {
     pub(crate) fn new(settings: Settings) -> Self {
-        let max = usize::try_from(settings.max).unwrap_or(usize::MAX);
-        let gate = Gate::new("codel", max).expect("it has been checked");
-        // The gate holds a limit to what it can count.
-        let settings = Settings {
-            max: gate.limit() as u64,
-            min: settings.min.min(gate.limit() as u64),
-            ..settings
-        };
+        let settings = held_to_the_gate(settings);
+        let gate = Gate::new("codel", settings.max as usize).expect("it has been checked");
         Self {
             gate: Arc::new(gate),
             law: Mutex::new(CoDel::new(settings, 0)),
@@ -229,6 +224,13 @@ impl AgeGate {
         lock(&self.law)
     }
 
+    /// All at once. The settings have been checked.
+    pub(crate) fn set(&self, settings: Settings) {
+        let mut law = lock(&self.law);
+        law.set(held_to_the_gate(settings));
+        self.gate.resize(law.limit() as usize);
+    }
+
     pub(crate) fn set_target(&self, target: Duration) -> Result<(), ConfigError> {
         let mut law = lock(&self.law);
         check(target, Duration::from_nanos(law.settings.interval))?;
@@ -274,15 +276,24 @@ impl fmt::Debug for AgeGate {
     }
 }
 
+/// The gate holds a limit to what it can count.
+fn held_to_the_gate(settings: Settings) -> Settings {
+    let most = MAX_LIMIT as u64;
+    Settings {
+        min: settings.min.min(most),
+        max: settings.max.min(most),
+        ..settings
+    }
+}
+
 pub(crate) fn check(target: Duration, interval: Duration) -> Result<(), ConfigError> {
     if target.is_zero() {
-        return Err(ConfigError::new("target", "longer than 0"));
+        let expected = format!("longer than 0 and at most interval ({interval:?})");
+        return Err(ConfigError::new("target", expected));
     }
     if interval < target || interval < SHORTEST_INTERVAL {
-        return Err(ConfigError::new(
-            "interval",
-            "at least the target, and at least 100 ms",
-        ));
+        let expected = format!("at least the target ({target:?}), and at least 100 ms");
+        return Err(ConfigError::new("interval", expected).found(format_args!("{interval:?}")));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::{
 
 /// How many callers may wait unless the layer is told otherwise: enough for a burst at any limit in
 /// common use, few enough that a standing queue is refused in time.
-const DEFAULT_MAX_WAITING: usize = 1024;
+pub(crate) const DEFAULT_MAX_WAITING: usize = 1024;
 
 /// Where the wait is known exactly: so that nobody is told to come back at once.
 pub(crate) const SHORTEST_RETRY_AFTER: Duration = Duration::from_nanos(1);

@@ -44,9 +44,9 @@ pub(crate) struct Circuit {
     until: AtomicU64,
     /// Where the share of failures counts: what the law was not told of, and in which slice of time.
     successes: AtomicU64,
-    /// How long such a slice is, if so.
-    slice: Option<u64>,
-    cooldown: u64,
+    /// How long such a slice is, if so; otherwise 0. As `cooldown`, it changes only under the law's lock.
+    slice: AtomicU64,
+    cooldown: AtomicU64,
     law: Mutex<Law>,
     rejected: AtomicU64,
     clock: Clock,
@@ -87,11 +87,8 @@ impl Circuit {
             word: AtomicU64::new(0),
             until: AtomicU64::new(0),
             successes: AtomicU64::new(0),
-            slice: match settings.trip {
-                Trip::Share { window, .. } => Some(slice(window)),
-                Trip::InARow(_) => None,
-            },
-            cooldown: settings.cooldown,
+            slice: AtomicU64::new(slice_of(&settings.trip)),
+            cooldown: AtomicU64::new(settings.cooldown),
             law: Mutex::new(Law {
                 common: Common::new(settings),
                 breaker: Breaker::new(0),
@@ -141,7 +138,7 @@ impl Circuit {
         let left = self.until.load(Relaxed).saturating_sub(now);
         match word & (OPEN | PROBING) {
             _ if left == 0 => None,
-            OPEN => Some(left.min(self.cooldown)),
+            OPEN => Some(left.min(self.cooldown.load(Relaxed))),
             PROBING => Some(WHILE_PROBING),
             _ => None,
         }
@@ -164,8 +161,11 @@ impl Circuit {
         };
         if !changes_nothing {
             self.end_slow(generation, ended);
-        } else if let (Ended::Success, Some(slice)) = (ended, self.slice) {
-            self.count_success(slice);
+        } else if ended == Ended::Success {
+            let slice = self.slice.load(Relaxed);
+            if slice != 0 {
+                self.count_success(slice);
+            }
         }
     }
 
@@ -189,7 +189,10 @@ impl Circuit {
     }
 
     fn tell_successes(&self, law: &mut Law, now: u64) {
-        let Some(slice) = self.slice else { return };
+        let slice = self.slice.load(Relaxed);
+        if slice == 0 {
+            return;
+        }
         let current = now / slice;
         let counted = self.successes.swap(current << 32, Relaxed);
         let passed = (current as u32).wrapping_sub((counted >> 32) as u32);
@@ -204,6 +207,19 @@ impl Circuit {
         self.change(now, |law| {
             self.tell_successes(law, now);
             law.breaker.reset(&mut law.common, now);
+        });
+    }
+
+    /// Holds to other settings from now on. They have been checked.
+    pub(crate) fn set(&self, settings: Settings) {
+        let now = self.clock.nanos();
+        self.change(now, |law| {
+            self.tell_successes(law, now); // in slices of the length that they were counted in
+            law.breaker.reset_to(&law.common.settings, &settings, now);
+            law.common.settings = settings;
+            self.slice.store(slice_of(&settings.trip), Relaxed);
+            self.cooldown.store(settings.cooldown, Relaxed);
+            self.tell_successes(law, now); // what is counted from here on is of a slice of the new length
         });
     }
 
@@ -224,7 +240,7 @@ impl Circuit {
     }
 
     fn publish(&self, breaker: &Breaker) {
-        let clean = self.slice.is_some() || breaker.streak() == 0;
+        let clean = self.slice.load(Relaxed) != 0 || breaker.streak() == 0;
         let until = breaker.refuses_until();
         let bits = match breaker.state() {
             State::Closed if clean => CLOSED | CLEAN,
@@ -265,6 +281,11 @@ impl Circuit {
             rejected: self.rejected.load(Relaxed),
         }
     }
+}
+
+/// 0 if the share of failures does not count.
+fn slice_of(trip: &Trip) -> u64 {
+    trip.window().map_or(0, slice)
 }
 
 /// With the time after which to try again, in nanoseconds.

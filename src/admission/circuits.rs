@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Clock, ConfigError, Outcome, Overloaded,
-    algorithm::breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip},
+    algorithm::breaker::{Breaker, Common, Ended, Entered, Settings, State},
     observe::events,
     sync::{
         Arc, AtomicU64, AtomicUsize, Mutex,
@@ -26,14 +26,15 @@ use crate::{
 };
 
 /// Enough for the endpoints of any one client.
-const DEFAULT_MAX_KEYS: usize = 10_000;
+pub(crate) const DEFAULT_MAX_KEYS: usize = 10_000;
 
 pub(crate) struct Circuits {
     /// How many keys are remembered.
     tracked: AtomicUsize,
     /// The number of the last change, for requests that look up nothing.
     generation: AtomicU64,
-    counts_successes: bool,
+    /// 1 if the share of failures counts. It changes only under the lock.
+    counts_successes: AtomicUsize,
     law: Mutex<Law>,
     fingerprints: Fingerprints,
     rejected: AtomicU64,
@@ -84,7 +85,7 @@ impl Circuits {
         Self {
             tracked: AtomicUsize::new(0),
             generation: AtomicU64::new(0),
-            counts_successes: matches!(settings.trip, Trip::Share { .. }),
+            counts_successes: AtomicUsize::new(settings.trip.window().is_some().into()),
             law: Mutex::new(Law {
                 common: Common::new(settings),
                 keys: Keys {
@@ -106,6 +107,20 @@ impl Circuits {
     #[inline]
     pub(crate) fn fingerprint<K: Hash>(&self, key: Option<K>) -> Fingerprint {
         self.fingerprints.of(&key)
+    }
+
+    /// Holds to other settings from now on. They have been checked.
+    pub(crate) fn set(&self, settings: Settings, max_keys: usize) {
+        let now = self.clock.nanos();
+        let mut law = lock(&self.law);
+        let Law { common, keys } = &mut *law;
+        for breaker in keys.breakers.values_mut() {
+            breaker.reset_to(&common.settings, &settings, now);
+        }
+        common.settings = settings;
+        keys.max_keys = max_keys;
+        let counts_successes = settings.trip.window().is_some();
+        (self.counts_successes).store(counts_successes.into(), Relaxed);
     }
 
     pub(crate) fn set_max_keys(&self, max_keys: usize) {
@@ -149,7 +164,8 @@ impl Circuits {
     #[inline]
     fn end(&self, key: Fingerprint, generation: u64, ended: Ended) {
         // Of a key that is not known, only this is of interest.
-        let counts = ended == Ended::Failure || (ended == Ended::Success && self.counts_successes);
+        let counts_successes = || self.counts_successes.load(Relaxed) != 0;
+        let counts = ended == Ended::Failure || (ended == Ended::Success && counts_successes());
         if counts || self.tracked.load(Acquire) != 0 {
             self.end_slow(key, generation, ended, counts);
         }

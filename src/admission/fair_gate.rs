@@ -449,6 +449,27 @@ impl FairGate {
         Ok(())
     }
 
+    /// All at once. What is not among the weights has the default. They have been checked.
+    pub(crate) fn set(
+        &self,
+        weights: &[(String, u32)],
+        default_weight: u32,
+        max_tenants: usize,
+        max_in_flight_per_tenant: Option<NonZeroU32>,
+    ) {
+        let now = self.clock.nanos();
+        let weights = (weights.iter())
+            .map(|(name, weight)| (self.fingerprints.of(name.as_str()), *weight))
+            .collect();
+        let mut state = lock(&self.state);
+        let State { tenants, queue, .. } = &mut *state;
+        tenants.set(queue, weights, default_weight, max_tenants);
+        queue.set_max_running(max_in_flight_per_tenant.map_or(u32::MAX, NonZeroU32::get));
+        let granted = state.pass_on(now);
+        drop(state);
+        Wakes::of(granted).wake();
+    }
+
     pub(crate) fn set_max_waiting_per_tenant(&self, max_waiting: usize) {
         self.max_waiting_per_tenant.store(max_waiting, Relaxed);
     }

@@ -178,10 +178,6 @@ impl Gate {
         }
     }
 
-    pub(crate) fn limit(&self) -> usize {
-        self.load().limit()
-    }
-
     /// How many permits were given back after their requests were dispatched, so far.
     pub(crate) fn completed(&self) -> u64 {
         let slow = lock(&self.slow); // nothing is folded meanwhile

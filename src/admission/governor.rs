@@ -10,6 +10,7 @@ use super::gate::Gate;
 use crate::{
     Clock,
     algorithm::limit::{Bounds, Limit, Moved, Outcome, Report, Sample},
+    config,
     observe::events::{self, LimitMoved},
     sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
 };
@@ -26,6 +27,8 @@ pub(crate) struct Governor {
 
 struct Law {
     limit: Box<dyn Limit>,
+    /// Unless it is foreign, or has settings of its own.
+    named: Option<config::Law>,
     /// The limit that is in force.
     applied: usize,
     /// While the limit is pinned, the law is neither fed nor asked.
@@ -52,12 +55,21 @@ pub(crate) struct Dispatched {
 
 impl Governor {
     pub(crate) fn new(limit: impl Limit, clock: Clock) -> Self {
+        Self::of(Box::new(limit), None, clock)
+    }
+
+    pub(crate) fn named(law: config::Law, clock: Clock) -> Self {
+        Self::of(law.limit(), Some(law), clock)
+    }
+
+    fn of(limit: Box<dyn Limit>, named: Option<config::Law>, clock: Clock) -> Self {
         Self {
             clock,
             probing: AtomicUsize::new(limit.is_probing().into()),
             law: Mutex::new(Law {
                 applied: limit.limit().max(1),
-                limit: Box::new(limit),
+                limit,
+                named,
                 pinned: false,
                 said: Said::default(),
             }),
@@ -141,6 +153,39 @@ impl Governor {
             law.limit.restart(bounds);
             self.apply(gate, law);
         }
+    }
+
+    /// By this law and within these bounds from now on, pinned or not: all at once. What has been learned stays
+    /// unless one of them is another; then it starts over, with the limit that there is, or the nearest within
+    /// the bounds.
+    pub(crate) fn set_law(
+        &self,
+        gate: &Gate,
+        named: config::Law,
+        bounds: Bounds,
+        pinned: Option<usize>,
+    ) {
+        let mut law = lock(&self.law);
+        let now = law.limit.bounds();
+        let other = (law.named != Some(named)).then(|| named.limit());
+        let other_bounds = (now.min(), now.max()) != (bounds.min(), bounds.max());
+        let unpinned = law.pinned && pinned.is_none();
+        let starts_over = other.is_some() || other_bounds || unpinned;
+        let replaced = other.map(|other| std::mem::replace(&mut law.limit, other));
+        if starts_over {
+            let bounds = bounds.starting_with(law.applied);
+            law.limit.restart(bounds);
+        }
+        law.named = Some(named);
+        law.pinned = pinned.is_some();
+        match pinned {
+            Some(limit) => {
+                self.probing.store(0, Relaxed); // there is nobody to tell
+                self.set(gate, law, limit);
+            }
+            None => self.apply(gate, law),
+        }
+        drop(replaced); // it may be foreign
     }
 
     /// With whether the limit is pinned, and how far the law may move it.

@@ -19,7 +19,11 @@ use super::{
 use crate::{
     Clock, Overloaded, Rate, Reason,
     algorithm::token_bucket::{Token, TokenBucket},
-    sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock, try_lock},
+    sync::{
+        Arc, AtomicU64, AtomicUsize, Mutex,
+        Ordering::{Acquire, Relaxed, Release},
+        lock, try_lock,
+    },
 };
 
 /// Enough that a few dozen threads seldom meet.
@@ -29,6 +33,8 @@ const SHARDS: usize = 32;
 /// nanoseconds: 100 000 keys are gone through in about a millisecond, so that takes a tenth of a core.
 const SWEEP_EVERY: u64 = 10_000_000;
 
+pub(crate) const DEFAULT_MAX_KEYS: usize = 100_000;
+
 #[derive(Debug)]
 pub(crate) struct KeyedBuckets {
     fingerprints: Fingerprints,
@@ -36,7 +42,9 @@ pub(crate) struct KeyedBuckets {
     /// For those without a key: it has no buckets but the shared one.
     anonymous: Mutex<Shard>,
     /// For all keys together.
-    pub(crate) global: OnceLock<Arc<Bucket>>,
+    global: OnceLock<Arc<Bucket>>,
+    /// 0 if it does not count, or not any more.
+    global_counts: AtomicUsize,
     rate: Mutex<Rate>,
     clock: Clock,
     max_keys: AtomicUsize,
@@ -71,6 +79,8 @@ struct Own {
 pub(crate) struct Taken {
     /// If it is of the key's own bucket.
     token: Option<Token>,
+    /// Whether one of everybody's was taken too.
+    global: bool,
     due: u64,
     pub(crate) wait: Duration,
 }
@@ -124,9 +134,10 @@ impl KeyedBuckets {
             shards: std::array::from_fn(|_| shard()),
             anonymous: shard(),
             global: OnceLock::new(),
+            global_counts: AtomicUsize::new(0),
             rate: Mutex::new(rate),
             clock,
-            max_keys: AtomicUsize::new(100_000),
+            max_keys: AtomicUsize::new(DEFAULT_MAX_KEYS),
             keys: AtomicUsize::new(0),
             overflowed: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
@@ -226,14 +237,19 @@ impl KeyedBuckets {
         let (token, wait) = bucket.next(now);
         let due = now.saturating_add(wait);
         let wait = Duration::from_nanos(wait);
+        let global = self.global();
         let reason = if wait > max_wait.unwrap_or_default() {
             reason
         } else if !wait.is_zero() && !count_up_to(&self.waiting, self.bounds.max_waiting()) {
             Reason::QueueFull
-        } else if self.global.get().is_none_or(|global| global.try_admit(1)) {
+        } else if global.is_none_or(|global| global.try_admit(1)) {
             bucket.take(token);
-            let token = Some(token);
-            return Ok(Taken { token, due, wait });
+            return Ok(Taken {
+                token: Some(token),
+                global: global.is_some(),
+                due,
+                wait,
+            });
         } else {
             if !wait.is_zero() {
                 self.waiting.fetch_sub(1, Relaxed);
@@ -242,7 +258,7 @@ impl KeyedBuckets {
         };
         self.bounds.count(reason);
         // Both tokens are needed, so it is the later one that counts.
-        let global = self.global.get().map(|global| global.wait(1));
+        let global = global.map(|global| global.wait(1));
         let retry_after = wait
             .max(global.unwrap_or_default())
             .max(SHORTEST_RETRY_AFTER);
@@ -263,7 +279,7 @@ impl KeyedBuckets {
         if self.clock.nanos() >= taken.due {
             return;
         }
-        if let Some(global) = self.global.get() {
+        if let Some(global) = self.global.get().filter(|_| taken.global) {
             global.give_back(1);
         }
         let mut shard = lock(self.shard(key));
@@ -306,6 +322,28 @@ impl KeyedBuckets {
         }
     }
 
+    /// The bucket for all keys together, if there is one that counts.
+    pub(crate) fn global(&self) -> Option<&Arc<Bucket>> {
+        match self.global_counts.load(Acquire) {
+            0 => None,
+            _ => self.global.get(),
+        }
+    }
+
+    /// A rate for all keys together, or none. `once` has the first one stay.
+    pub(crate) fn set_global(&self, rate: Option<Rate>, once: bool) {
+        let _changing = lock(&self.changing);
+        if let Some(rate) = rate {
+            let new = || Arc::new(Bucket::new("keyed_rate_limit", rate, self.clock.clone()));
+            let global = self.global.get_or_init(new);
+            if !once {
+                global.set_rate(rate);
+            }
+        }
+        let counts = rate.is_some().into();
+        self.global_counts.store(counts, Release);
+    }
+
     pub(crate) fn set_max_keys(&self, max_keys: usize) {
         self.max_keys.store(max_keys, Relaxed);
     }
@@ -331,10 +369,6 @@ impl KeyedBuckets {
             rejected: self.bounds.rejected(),
             waits: self.bounds.waits.snapshot(),
         }
-    }
-
-    pub(crate) fn clock(&self) -> &Clock {
-        &self.clock
     }
 
     fn shard(&self, key: Option<Fingerprint>) -> &Mutex<Shard> {

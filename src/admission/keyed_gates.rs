@@ -30,9 +30,9 @@ use crate::{
 };
 
 /// As many requests may wait as in the system that the layer was made for.
-const DEFAULT_MAX_WAITING: usize = 10_000;
+pub(crate) const DEFAULT_MAX_WAITING: usize = 10_000;
 /// So many limits of their own are remembered.
-const MAX_OWN_LIMITS: usize = 100_000;
+pub(crate) const MAX_OWN_LIMITS: usize = 100_000;
 /// So many gates are kept for keys to come.
 const MAX_SPARE: usize = 64;
 
@@ -70,6 +70,12 @@ struct Key {
     requests: usize,
     own_limit: Option<usize>,
     totals: Totals,
+}
+
+impl Key {
+    fn is_forgettable(&self) -> bool {
+        self.requests == 0 && self.own_limit.is_none()
+    }
 }
 
 /// What became of requests so far.
@@ -165,6 +171,40 @@ impl KeyedGates {
         drop(state);
         gates.iter().for_each(|gate| gate.settle());
         Ok(())
+    }
+
+    /// All at once. What is not among `own` has no limit of its own any more. They have been checked.
+    pub(crate) fn set(
+        &self,
+        limit: usize,
+        own: impl Iterator<Item = (Fingerprint, usize)>,
+        max_waiting: (usize, Option<usize>),
+        max_wait: Option<Duration>,
+    ) {
+        let mut state = lock(&self.state);
+        state.limit = limit;
+        (state.max_waiting, state.max_waiting_per_key) = max_waiting;
+        state.max_wait = max_wait;
+        for key in state.keys.values_mut() {
+            key.own_limit = None;
+        }
+        state.own_limits = 0;
+        for (key, limit) in own {
+            let key = state.keys.entry(key).or_default();
+            let had = key.own_limit.replace(limit).is_some();
+            state.own_limits += usize::from(!had);
+        }
+        state.keys.retain(|_, key| !key.is_forgettable());
+        state.apply_max_waiting();
+        state.each_gate(|gate| gate.bounds.set_max_wait(max_wait));
+        let in_use = state.keys.values().filter_map(|key| {
+            let gate = key.gate.clone()?;
+            gate.resize(key.own_limit.unwrap_or(limit));
+            Some(gate)
+        });
+        let gates: Vec<_> = in_use.collect();
+        drop(state);
+        gates.iter().for_each(|gate| gate.settle());
     }
 
     /// `None` is the limit of all.
@@ -280,6 +320,10 @@ impl KeyedGates {
     }
 }
 
+pub(crate) fn too_many_own_limits(field: &str) -> ConfigError {
+    ConfigError::new(field, "given to at most 100 000 keys")
+}
+
 impl State {
     /// Gives its gate, which may have room now for those who wait.
     fn set_limit_of(
@@ -290,10 +334,7 @@ impl State {
         let known = self.keys.get(&key);
         let had = known.is_some_and(|known| known.own_limit.is_some());
         if limit.is_some() && !had && self.own_limits >= MAX_OWN_LIMITS {
-            return Err(ConfigError::new(
-                "limit_of",
-                "given to at most 100 000 keys",
-            ));
+            return Err(too_many_own_limits("limit_of"));
         }
         self.own_limits += usize::from(limit.is_some());
         self.own_limits -= usize::from(had);
@@ -319,8 +360,7 @@ impl State {
 
     /// Unless there is something to remember.
     fn forget(&mut self, key: Fingerprint) {
-        let forget = |key: &Key| key.requests == 0 && key.own_limit.is_none();
-        if self.keys.get(&key).is_some_and(forget) {
+        if self.keys.get(&key).is_some_and(Key::is_forgettable) {
             self.keys.remove(&key);
             if self.keys.capacity() > 1024 && self.keys.len() < self.keys.capacity() / 8 {
                 self.keys.shrink_to(2 * self.keys.len());

@@ -28,7 +28,7 @@ pub struct Backoff {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growth {
+pub(crate) enum Growth {
     Doubling,
     By(Duration),
 }
@@ -61,9 +61,25 @@ impl Backoff {
     }
 
     fn new(growth: Growth, base: Duration, max: Duration) -> Self {
-        assert!(!base.is_zero(), "base of a backoff must be above 0");
-        assert!(base <= max, "base of a backoff must be at most its max");
-        Self { growth, base, max }
+        match Self::checked(growth, base, max) {
+            Ok(backoff) => backoff,
+            Err((field, expected)) => panic!("{field} of a backoff must be {expected}"),
+        }
+    }
+
+    /// If it makes no sense, which field it is and what that must be.
+    pub(crate) fn checked(
+        growth: Growth,
+        base: Duration,
+        max: Duration,
+    ) -> Result<Self, (&'static str, &'static str)> {
+        if base.is_zero() {
+            return Err(("base", "above 0"));
+        }
+        if base > max {
+            return Err(("base", "at most its max"));
+        }
+        Ok(Self { growth, base, max })
     }
 
     /// How long to wait before that retry; the first is number 0. No chance is in it.

@@ -44,6 +44,16 @@ pub(crate) enum Trip {
     Share { of: f64, window: u64, calls: u32 },
 }
 
+impl Trip {
+    /// Where the share of failures counts, how long that is looked at.
+    pub(crate) fn window(&self) -> Option<u64> {
+        match *self {
+            Self::Share { window, .. } => Some(window),
+            Self::InARow(_) => None,
+        }
+    }
+}
+
 /// What the breakers of one layer have in common.
 #[derive(Debug)]
 pub(crate) struct Common {
@@ -145,6 +155,17 @@ impl Breaker {
             Stage::Closed { .. } => State::Closed,
             Stage::HalfOpen { .. } => State::HalfOpen,
             Stage::Open { .. } | Stage::Forced => State::Open,
+        }
+    }
+
+    /// The settings are about to be others. An open circuit is not open for longer than they say; a window of
+    /// another length starts empty.
+    pub(crate) fn reset_to(&mut self, old: &Settings, new: &Settings, now: u64) {
+        if old.trip.window() != new.trip.window() {
+            self.window = None;
+        }
+        if let Stage::Open { until } = &mut self.stage {
+            *until = (*until).min(now.saturating_add(new.cooldown));
         }
     }
 

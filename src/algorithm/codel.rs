@@ -96,6 +96,12 @@ impl CoDel {
         }
     }
 
+    /// Holds to other settings from now on.
+    pub(crate) fn set(&mut self, settings: Settings) {
+        self.width.rebound(&self.settings, &settings);
+        self.settings = settings;
+    }
+
     /// How many may be in flight.
     pub(crate) fn limit(&self) -> u64 {
         self.width.limit()

@@ -59,10 +59,10 @@ impl Level {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Thresholds {
-    warning: f64,
-    critical: f64,
-    overflow: f64,
-    hysteresis: f64,
+    pub(crate) warning: f64,
+    pub(crate) critical: f64,
+    pub(crate) overflow: f64,
+    pub(crate) hysteresis: f64,
 }
 
 impl Default for Thresholds {

@@ -119,10 +119,23 @@ impl Bounds {
     /// Unless 1 ≤ `min` ≤ `initial` ≤ `max`.
     pub const fn new(min: usize, initial: usize, max: usize) -> Self {
         assert!(
-            1 <= min && min <= initial && initial <= max,
+            Self::fault(min, initial, max).is_none(),
             "the bounds of a limit must be 1 <= min <= initial <= max"
         );
         Self { min, initial, max }
+    }
+
+    /// Which of them makes no sense, if one does.
+    pub(crate) const fn fault(min: usize, initial: usize, max: usize) -> Option<&'static str> {
+        if max == 0 {
+            Some("max")
+        } else if min == 0 || min > max {
+            Some("min")
+        } else if initial < min || initial > max {
+            Some("initial")
+        } else {
+            None
+        }
     }
 
     /// The limit never falls below this, not even to measure. At least 1.

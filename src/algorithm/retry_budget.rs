@@ -14,6 +14,11 @@
 /// What a token is made of.
 const TOKEN: u64 = 1_000_000_000;
 
+pub(crate) const DEFAULT_PERCENT: u32 = 20;
+
+/// Ten retries for each request.
+pub(crate) const MAX_PERCENT: u32 = 1000;
+
 /// How many retries there may be: a share of all requests, and a few each second.
 ///
 /// When a server is down, a client that retries three times makes four requests of one, just when
@@ -51,7 +56,7 @@ impl RetryBudget {
     /// If `percent` is above 1000, ten retries for each request.
     pub fn percent(percent: u32) -> Self {
         assert!(
-            percent <= 1000,
+            percent <= MAX_PERCENT,
             "percent of a retry budget must be at most 1000"
         );
         Self {
@@ -87,6 +92,16 @@ impl RetryBudget {
         }
     }
 
+    /// These settings from now on. What is saved up stays, as far as they let it: no fresh burst is granted.
+    pub(crate) fn set(&mut self, settings: Self, now: u64) {
+        self.settle(now);
+        *self = Self {
+            there: self.there.min(settings.most),
+            settled: self.settled,
+            ..settings
+        };
+    }
+
     /// A request is made.
     pub(crate) fn deposit(&mut self) {
         self.there = self.there.saturating_add(self.share).min(self.most);
@@ -118,7 +133,7 @@ impl RetryBudget {
 impl Default for RetryBudget {
     /// 20 %, as in Finagle; one each second; 100 saved up.
     fn default() -> Self {
-        Self::percent(20)
+        Self::percent(DEFAULT_PERCENT)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    Clock,
+    Clock, ConfigError,
     admission::bounds::nanos,
     algorithm::breaker::{Settings, Trip},
 };
@@ -23,11 +23,11 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct CircuitBreakerConfig {
-    trip: Trip,
-    cooldown: Duration,
-    successes: u32,
-    probe_lease: Duration,
-    clock: Option<Clock>,
+    pub(crate) trip: Trip,
+    pub(crate) cooldown: Duration,
+    pub(crate) successes: u32,
+    pub(crate) probe_lease: Duration,
+    pub(crate) clock: Option<Clock>,
 }
 
 impl Default for CircuitBreakerConfig {
@@ -89,32 +89,47 @@ impl CircuitBreakerConfig {
         self
     }
 
-    /// # Panics
-    /// If they make no sense.
-    pub(crate) fn settings(self) -> (Settings, Clock) {
+    /// Whether it makes sense.
+    ///
+    /// # Errors
+    /// The first field that does not, and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let at_least_1 = |field, count: u32| match count {
+            0 => Err(ConfigError::new(field, "at least 1")),
+            _ => Ok(()),
+        };
+        let longer_than_0 = |field, time: Duration| match time.is_zero() {
+            true => Err(ConfigError::new(field, "longer than 0")),
+            false => Ok(()),
+        };
         match self.trip {
-            Trip::InARow(failures) => assert!(failures > 0, "failures must be at least 1"),
+            Trip::InARow(failures) => at_least_1("failures", failures)?,
             Trip::Share { of, window, calls } => {
-                assert!(
-                    of > 0.0 && of <= 1.0,
-                    "the share of failures must be above 0 and at most 1"
-                );
-                assert!(window >= 10_000_000, "the window must be at least 10 ms");
-                assert!(calls > 0, "min_calls must be at least 1");
+                // What is not a number fails both comparisons.
+                if !(of > 0.0 && of <= 1.0) {
+                    return Err(ConfigError::new("failure_rate", "above 0 and at most 1"));
+                }
+                if window < SHORTEST_WINDOW {
+                    return Err(ConfigError::new("window", "at least 10 ms"));
+                }
+                at_least_1("min_calls", calls)?;
             }
         }
-        assert!(!self.cooldown.is_zero(), "cooldown must be longer than 0");
-        assert!(self.successes > 0, "successes must be at least 1");
-        assert!(
-            !self.probe_lease.is_zero(),
-            "probe_lease must be longer than 0"
-        );
-        let settings = Settings {
+        longer_than_0("cooldown", self.cooldown)?;
+        at_least_1("successes", self.successes)?;
+        longer_than_0("probe_lease", self.probe_lease)
+    }
+
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+        self.check()?;
+        Ok(Settings {
             trip: self.trip,
             cooldown: nanos(self.cooldown),
             successes: self.successes,
             lease: nanos(self.probe_lease),
-        };
-        (settings, self.clock.unwrap_or_default())
+        })
     }
 }
+
+/// In nanoseconds: its tenths are told apart.
+const SHORTEST_WINDOW: u64 = 10_000_000;

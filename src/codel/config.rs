@@ -3,6 +3,7 @@
 use std::{thread::available_parallelism, time::Duration};
 
 use crate::{
+    ConfigError,
     admission::{age_gate::check, bounds::nanos},
     algorithm::codel::Settings,
 };
@@ -19,14 +20,14 @@ use crate::{
 ///     .max_sojourn(Duration::from_secs(1));
 /// # let _ = config;
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct CoDelConfig {
-    target: Duration,
-    interval: Duration,
-    min_concurrency: Option<usize>,
-    max_concurrency: usize,
-    max_sojourn: Option<Duration>,
+    pub(crate) target: Duration,
+    pub(crate) interval: Duration,
+    pub(crate) min_concurrency: Option<usize>,
+    pub(crate) max_concurrency: usize,
+    pub(crate) max_sojourn: Option<Duration>,
 }
 
 impl Default for CoDelConfig {
@@ -84,30 +85,36 @@ impl CoDelConfig {
         self
     }
 
-    /// # Panics
-    /// If it makes no sense.
-    pub(super) fn settings(&self) -> Settings {
-        if let Err(error) = check(self.target, self.interval) {
-            panic!("CoDelConfig: {error}")
+    /// Whether it makes sense, as [`CoDelLayer::new`](super::CoDelLayer::new) has it.
+    ///
+    /// # Errors
+    /// The first field that does not, and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.settings().map(drop)
+    }
+
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+        check(self.target, self.interval)?;
+        if self.max_sojourn.is_some_and(|max| max.is_zero()) {
+            return Err(ConfigError::new("max_sojourn", "longer than 0"));
         }
-        assert!(
-            self.max_sojourn.is_none_or(|max| !max.is_zero()),
-            "CoDelConfig: max_sojourn must be longer than 0"
-        );
         let max = self.max_concurrency;
+        if max == 0 {
+            return Err(ConfigError::new("max_concurrency", "at least 1"));
+        }
         // What nobody has asked for does not contradict anything.
         let processors = || available_parallelism().map_or(1, usize::from).min(max);
         let min = self.min_concurrency.unwrap_or_else(processors);
-        assert!(
-            (1..=max).contains(&min),
-            "CoDelConfig: 1 ≤ min_concurrency ({min}) ≤ max_concurrency ({max}) must hold"
-        );
-        Settings {
+        if !(1..=max).contains(&min) {
+            let expected = format!("at least 1 and at most max_concurrency ({max})");
+            return Err(ConfigError::new("min_concurrency", expected).found(min));
+        }
+        Ok(Settings {
             target: nanos(self.target),
             interval: nanos(self.interval),
             min: min as u64,
             max: max as u64,
             max_sojourn: self.max_sojourn.map(nanos),
-        }
+        })
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-const DEFAULT_EVERY: Duration = Duration::from_millis(10);
+pub(crate) const DEFAULT_EVERY: Duration = Duration::from_millis(10);
 
 /// What is told where it is not known how fast a queue drains: a buffer takes five to ten seconds.
 const RETRY_AFTER_CRITICAL: Duration = Duration::from_secs(5);
@@ -104,9 +104,7 @@ impl Watch {
     }
 
     pub(super) fn set_thresholds(&self, thresholds: Thresholds) -> Result<(), ConfigError> {
-        thresholds
-            .check()
-            .map_err(|(field, expected)| ConfigError::new(field, expected))?;
+        check(&thresholds)?;
         lock(&self.state).levels.thresholds = thresholds;
         self.due.store(0, Relaxed);
         Ok(())
@@ -216,6 +214,11 @@ impl Watch {
             probe_panics: state.probe_panics,
         }
     }
+}
+
+pub(crate) fn check(thresholds: &Thresholds) -> Result<(), ConfigError> {
+    let checked = thresholds.check();
+    checked.map_err(|(field, expected)| ConfigError::new(field, expected))
 }
 
 impl fmt::Debug for Watch {

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
-    Clock,
+    Clock, ConfigError,
     admission::fair_gate::{check_name, check_weight},
 };
 
@@ -21,14 +21,14 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct WfqConfig {
-    pub(super) weights: Vec<(String, u32)>,
-    pub(super) default_weight: u32,
-    pub(super) max_waiting: usize,
-    pub(super) max_waiting_per_tenant: usize,
-    pub(super) max_wait: Option<Duration>,
-    pub(super) max_tenants: usize,
-    pub(super) max_in_flight_per_tenant: Option<NonZeroU32>,
-    pub(super) clock: Clock,
+    pub(crate) weights: Vec<(String, u32)>,
+    pub(crate) default_weight: u32,
+    pub(crate) max_waiting: usize,
+    pub(crate) max_waiting_per_tenant: usize,
+    pub(crate) max_wait: Option<Duration>,
+    pub(crate) max_tenants: usize,
+    pub(crate) max_in_flight_per_tenant: Option<NonZeroU32>,
+    pub(crate) clock: Clock,
 }
 
 impl Default for WfqConfig {
@@ -120,5 +120,23 @@ impl WfqConfig {
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
+    }
+
+    /// Whether it makes sense.
+    ///
+    /// # Errors
+    /// The first field that does not, and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        for (tenant, weight) in &self.weights {
+            let unnamed = |error| {
+                let problem = format!("has a name that is not allowed: {error}");
+                ConfigError::that("weights", problem)
+            };
+            check_name(tenant).map_err(unnamed)?;
+            let of = |error: ConfigError| error.renamed(tenant).within("weights").found(weight);
+            check_weight(*weight).map_err(of)?;
+        }
+        check_weight(self.default_weight).map_err(|error| error.renamed("default_weight"))?;
+        Ok(())
     }
 }

@@ -162,6 +162,9 @@ impl Tenants {
         if let Some(&id) = self.ids.get(&key) {
             return id;
         }
+        if self.ids.len() > self.max_tenants {
+            self.forget_one(queue); // there may be fewer than there might
+        }
         if self.ids.len() >= self.max_tenants && !self.forget_one(queue) {
             self.overflowed += 1;
             return OVERFLOW;
@@ -262,6 +265,24 @@ impl Tenants {
                 queue.set_weight(id, weight);
             }
         }
+    }
+
+    /// What is not among the weights has the default.
+    pub(super) fn set(
+        &mut self,
+        queue: &mut Queue,
+        weights: ByFingerprint<u32>,
+        default_weight: u32,
+        max_tenants: usize,
+    ) {
+        self.weights = weights;
+        self.max_tenants = max_tenants;
+        for (key, weight) in &self.weights {
+            if let Some(&id) = self.ids.get(key) {
+                queue.set_weight(id, *weight);
+            }
+        }
+        self.set_default_weight(queue, default_weight);
     }
 
     pub(super) fn note_served(&mut self, id: u32, used: u64, now: u64) {

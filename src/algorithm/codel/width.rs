@@ -153,6 +153,19 @@ impl Width {
         self.limit
     }
 
+    /// A limit that was not narrowed is not narrow with other settings either; one that was stays, as far as
+    /// they let it.
+    pub(super) fn rebound(&mut self, old: &Settings, new: &Settings) {
+        let rebound = |limit: u64| match limit {
+            limit if limit >= old.max => new.max,
+            limit => limit.clamp(new.min, new.max),
+        };
+        self.limit = rebound(self.limit);
+        if let Some(trial) = &mut self.trial {
+            trial.limit = rebound(trial.limit);
+        }
+    }
+
     /// The last window that was closed.
     pub(super) fn last(&self) -> &Window {
         &self.last
