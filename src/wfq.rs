@@ -140,7 +140,7 @@ impl<E> WfqLayer<E> {
             config.weights,
             config.default_weight,
             config.max_tenants,
-            config.clock,
+            config.clock.unwrap_or_default(),
         );
         gate.bounds.set_max_waiting(config.max_waiting);
         gate.bounds.set_max_wait(config.max_wait);

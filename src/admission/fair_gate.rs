@@ -31,6 +31,8 @@ use std::{fmt, mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
+#[cfg(feature = "serde")]
+pub(crate) use self::tenants::A_WEIGHT;
 use self::tenants::Tenants;
 pub(crate) use self::tenants::check_weight;
 pub use self::tenants::{Tenant, TenantSnapshot};

@@ -14,8 +14,6 @@
 /// What a token is made of.
 const TOKEN: u64 = 1_000_000_000;
 
-pub(crate) const DEFAULT_PERCENT: u32 = 20;
-
 /// Ten retries for each request.
 pub(crate) const MAX_PERCENT: u32 = 1000;
 
@@ -133,7 +131,7 @@ impl RetryBudget {
 impl Default for RetryBudget {
     /// 20 %, as in Finagle; one each second; 100 saved up.
     fn default() -> Self {
-        Self::percent(DEFAULT_PERCENT)
+        Self::percent(20)
     }
 }
 

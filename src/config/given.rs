@@ -3,7 +3,12 @@
 //! Everything is taken as it comes, whatever its type, and only then looked at field by field. So whatever
 //! is wrong with it, it can be said which field it is, what is allowed there, and what was found.
 
-use std::{collections::BTreeMap, fmt, num::NonZeroU32, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    num::{NonZeroU32, NonZeroUsize},
+    time::Duration,
+};
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
@@ -180,11 +185,16 @@ impl<'a> Fields<'a> {
         self.read(field)?.ok_or_else(missing)
     }
 
+    /// A number that is 1 or more, if it is there.
+    pub(super) fn at_least_1(&self, field: &str) -> Result<Option<usize>, ConfigError> {
+        Ok(self.read(field)?.map(NonZeroUsize::get))
+    }
+
     /// Adds what was found, as it was written.
     pub(super) fn explain(&self, error: ConfigError) -> ConfigError {
         match self.get(error.field()) {
+            None | Some(Given::Table(_)) => error, // it is about a part of it
             Some(given) => error.found(given),
-            None => error,
         }
     }
 }
@@ -223,6 +233,8 @@ macro_rules! value {
 
 value!(usize: "a whole number of at least 0", Given::Whole(number) => Self::try_from(*number).ok());
 value!(u32: "a whole number from 0 to 4294967295", Given::Whole(number) => Self::try_from(*number).ok());
+value!(NonZeroUsize: "a whole number of at least 1",
+    Given::Whole(number) => usize::try_from(*number).ok().and_then(Self::new));
 value!(NonZeroU32: "a whole number from 1 to 4294967295",
     Given::Whole(number) => u32::try_from(*number).ok().and_then(Self::new));
 value!(bool: "true or false", Given::Flag(flag) => Some(*flag));

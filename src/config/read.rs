@@ -1,6 +1,9 @@
 //! How each config is read. What is left out stays as it is; what there is must be known and make sense.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    num::{NonZeroU32, NonZeroUsize},
+};
 
 use serde::de::{Deserialize, Deserializer, Error};
 
@@ -11,7 +14,10 @@ use super::{
 };
 use crate::{
     CircuitBreakerConfig, CoDelConfig, ConfigError, Rate, WfqConfig,
-    admission::bounds::nanos,
+    admission::{
+        bounds::nanos,
+        fair_gate::{A_WEIGHT, check_weight},
+    },
     algorithm::breaker::Trip,
     saturation::{self, Thresholds},
 };
@@ -92,7 +98,7 @@ config!(
     Self::new(1),
     ConcurrencyLimitConfig::check,
     |config, fields| {
-        config.limit = fields.need("limit")?;
+        config.limit = fields.need::<NonZeroUsize>("limit")?.get();
         fields.set("max_waiting", &mut config.max_waiting)?;
         fields.set("max_wait", &mut config.max_wait)?;
     }
@@ -139,8 +145,11 @@ config!(
     Self::new(1),
     KeyedConcurrencyLimitConfig::check,
     |config, fields| {
-        config.limit = fields.need("limit")?;
-        fields.set("limits", &mut config.limits)?;
+        config.limit = fields.need::<NonZeroUsize>("limit")?.get();
+        if let Some(limits) = fields.read::<BTreeMap<String, NonZeroUsize>>("limits")? {
+            let limits = limits.into_iter();
+            config.limits = limits.map(|(key, limit)| (key, limit.get())).collect();
+        }
         fields.set("max_waiting", &mut config.max_waiting)?;
         fields.set("max_waiting_per_key", &mut config.max_waiting_per_key)?;
         fields.set("max_wait", &mut config.max_wait)?;
@@ -163,10 +172,10 @@ config!(
     AdaptiveConcurrencyConfig::check,
     |config, fields| {
         fields.set("law", &mut config.law)?;
-        fields.set("min", &mut config.min)?;
-        fields.set("initial", &mut config.initial)?;
-        fields.set("max", &mut config.max)?;
-        fields.set("pinned", &mut config.pinned)?;
+        config.min = fields.at_least_1("min")?;
+        config.initial = fields.at_least_1("initial")?;
+        config.max = fields.at_least_1("max")?;
+        config.pinned = fields.at_least_1("pinned")?;
         fields.set("max_waiting", &mut config.max_waiting)?;
         fields.set("max_wait", &mut config.max_wait)?;
     }
@@ -187,8 +196,10 @@ config!(
     |config, fields| {
         fields.set("target", &mut config.target)?;
         fields.set("interval", &mut config.interval)?;
-        fields.set("min_concurrency", &mut config.min_concurrency)?;
-        fields.set("max_concurrency", &mut config.max_concurrency)?;
+        config.min_concurrency = fields.at_least_1("min_concurrency")?;
+        if let Some(max) = fields.at_least_1("max_concurrency")? {
+            config.max_concurrency = max;
+        }
         fields.set("max_sojourn", &mut config.max_sojourn)?;
     }
 );
@@ -208,10 +219,13 @@ config!(
     Self::default(),
     WfqConfig::check,
     |config, fields| {
-        if let Some(weights) = fields.read::<BTreeMap<String, u32>>("weights")? {
-            config.weights = weights.into_iter().collect();
+        if let Some(weights) = fields.read::<BTreeMap<String, Weight>>("weights")? {
+            let weights = weights.into_iter();
+            config.weights = weights.map(|(tenant, weight)| (tenant, weight.0)).collect();
         }
-        fields.set("default_weight", &mut config.default_weight)?;
+        if let Some(weight) = fields.read::<Weight>("default_weight")? {
+            config.default_weight = weight.0;
+        }
         fields.set("max_waiting", &mut config.max_waiting)?;
         fields.set("max_waiting_per_tenant", &mut config.max_waiting_per_tenant)?;
         fields.set("max_wait", &mut config.max_wait)?;
@@ -222,6 +236,13 @@ config!(
         )?;
     }
 );
+
+struct Weight(u32);
+
+value!(Weight: A_WEIGHT, Given::Whole(number) => {
+    let weight = u32::try_from(*number).ok();
+    weight.and_then(|weight| check_weight(weight).ok()).map(Self)
+});
 
 const CIRCUIT: &[&str] = &[
     "failures",
@@ -249,7 +270,7 @@ config!(
             config.trip = Trip::Share {
                 of,
                 window: nanos(fields.need("window")?),
-                calls: fields.need("min_calls")?,
+                calls: fields.need::<NonZeroU32>("min_calls")?.get(),
             };
         } else {
             let goes_with = ["window", "min_calls"].into_iter();
@@ -260,12 +281,14 @@ config!(
                 let problem = "is for failure_rate, which is not given";
                 return Err(ConfigError::that(field, problem));
             }
-            if let Some(failures) = fields.read("failures")? {
-                config.trip = Trip::InARow(failures);
+            if let Some(failures) = fields.read::<NonZeroU32>("failures")? {
+                config.trip = Trip::InARow(failures.get());
             }
         }
         fields.set("cooldown", &mut config.cooldown)?;
-        fields.set("successes", &mut config.successes)?;
+        if let Some(successes) = fields.read::<NonZeroU32>("successes")? {
+            config.successes = successes.get();
+        }
         fields.set("probe_lease", &mut config.probe_lease)?;
     }
 );

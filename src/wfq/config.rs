@@ -28,7 +28,7 @@ pub struct WfqConfig {
     pub(crate) max_wait: Option<Duration>,
     pub(crate) max_tenants: usize,
     pub(crate) max_in_flight_per_tenant: Option<NonZeroU32>,
-    pub(crate) clock: Clock,
+    pub(crate) clock: Option<Clock>,
 }
 
 impl Default for WfqConfig {
@@ -43,7 +43,7 @@ impl Default for WfqConfig {
             max_wait: None,
             max_tenants: 10_000,
             max_in_flight_per_tenant: None,
-            clock: Clock::default(),
+            clock: None,
         }
     }
 }
@@ -118,7 +118,7 @@ impl WfqConfig {
 
     /// Another clock, such as `Clock::tsc()`: each request looks at it twice.
     pub fn clock(mut self, clock: Clock) -> Self {
-        self.clock = clock;
+        self.clock = Some(clock);
         self
     }
 

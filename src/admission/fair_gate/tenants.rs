@@ -74,10 +74,12 @@ pub struct TenantSnapshot {
     pub oldest_wait: Option<Duration>,
 }
 
+pub(crate) const A_WEIGHT: &str = "from 1 to 10 000";
+
 pub(crate) fn check_weight(weight: u32) -> Result<u32, ConfigError> {
     match weight {
         1..=MAX_WEIGHT => Ok(weight),
-        _ => Err(ConfigError::new("weight", "from 1 to 10 000")),
+        _ => Err(ConfigError::new("weight", A_WEIGHT)),
     }
 }
 

@@ -5,10 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 use super::{Config, Deserialize, Deserializer, Error, Fields, Given, Value};
 use crate::{
     ConfigError,
-    algorithm::{
-        backoff::Growth,
-        retry_budget::{DEFAULT_PERCENT, MAX_PERCENT},
-    },
+    algorithm::{backoff::Growth, retry_budget::MAX_PERCENT},
     config::RetryConfig,
     retry::{Backoff, RetryBudget},
 };
@@ -91,12 +88,9 @@ config!(
     Self::default(),
     |_| Ok(()), // it could not have been made
     |budget, fields| {
-        let percent = fields.read("percent")?.unwrap_or(DEFAULT_PERCENT);
-        if percent > MAX_PERCENT {
-            let error = ConfigError::new("percent", format!("from 0 to {MAX_PERCENT}"));
-            return Err(error.found(percent));
+        if let Some(Percent(percent)) = fields.read("percent")? {
+            *budget = RetryBudget::percent(percent);
         }
-        *budget = RetryBudget::percent(percent);
         if let Some(retries) = fields.read("per_second")? {
             *budget = budget.per_second(retries);
         }
@@ -105,3 +99,8 @@ config!(
         }
     }
 );
+
+struct Percent(u32);
+
+value!(Percent: "from 0 to 1000",
+    Given::Whole(number) => u32::try_from(*number).ok().filter(|percent| *percent <= MAX_PERCENT).map(Self));
