@@ -291,6 +291,7 @@ impl Breaker {
     /// Counts requests that succeeded at that time, where the share of failures counts.
     pub(crate) fn count_successes(&mut self, common: &Common, at: u64, count: u64) {
         if count > 0 && self.state() == State::Closed {
+            self.stage = Stage::Closed { streak: 0 };
             self.count(common, at, count, 0);
         }
     }
