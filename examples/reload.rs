@@ -14,9 +14,9 @@ use std::{
 
 use serde::Deserialize;
 use tokio::time::{interval, sleep};
-use tower::{BoxError, Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, LoadShedLayer, RateLimitLayer, concurrency_limit,
+    ConcurrencyLimitLayer, RateLimitLayer, concurrency_limit,
     config::{ConcurrencyLimitConfig, RateLimitConfig},
     rate_limit,
 };
@@ -28,6 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const START: &str = r#"
 [requests]
 rate = "100/s burst 10"
+max_waiting = 0             # what is over the rate is refused
 
 [workers]
 limit = 2
@@ -160,10 +161,8 @@ async fn clients(requests: RateLimitLayer, workers: ConcurrencyLimitLayer) {
         sleep(Duration::from_millis(10)).await;
         Ok::<_, Infallible>(())
     });
-    let stack = ServiceBuilder::new()
-        .layer(LoadShedLayer::new()) // what is over the rate is refused
-        .layer(requests);
-    let service = stack.layer(workers.layer(work));
+    let stack = ServiceBuilder::new().layer(requests).layer(workers);
+    let service = stack.service(work);
     let mut ticks = interval(Duration::from_millis(1));
     loop {
         ticks.tick().await;

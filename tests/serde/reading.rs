@@ -498,33 +498,33 @@ fn is_read_or_refused(json: &str) {
     }
     use tower_backpressure::*;
     check(json, |config| {
-        drop(ConcurrencyLimitLayer::from_config(&config).unwrap())
+        drop(ConcurrencyLimitLayer::from_config(&config).unwrap());
     });
     check(json, |config| {
-        drop(RateLimitLayer::from_config(&config).unwrap())
+        drop(RateLimitLayer::from_config(&config).unwrap());
     });
     check(json, |config| {
-        drop(KeyedRateLimitLayer::from_config(&config, ()).unwrap())
+        drop(KeyedRateLimitLayer::from_config(&config, ()).unwrap());
     });
     check(json, |config| {
-        drop(KeyedConcurrencyLimitLayer::from_config(&config, ()).unwrap())
+        drop(KeyedConcurrencyLimitLayer::from_config(&config, ()).unwrap());
     });
     check(json, |config| {
-        drop(AdaptiveConcurrencyLayer::from_config(&config).unwrap())
+        drop(AdaptiveConcurrencyLayer::from_config(&config).unwrap());
     });
     check(json, |config| drop(CoDelLayer::new(config)));
     check(json, |config| drop(WfqLayer::new(config, ())));
     check(json, |config| drop(CircuitBreakerLayer::new(config)));
     check(json, |config| {
-        drop(KeyedCircuitBreakerLayer::from_config(&config, ()).unwrap())
+        drop(KeyedCircuitBreakerLayer::from_config(&config, ()).unwrap());
     });
     check(json, |config| {
-        drop(SaturationLayer::from_config(&config).unwrap())
+        drop(SaturationLayer::from_config(&config).unwrap());
     });
     check(json, |config| drop(edge().configured(&config).unwrap()));
     #[cfg(feature = "retry")]
     check(json, |config| {
-        drop(RetryPolicy::from_config(&config).unwrap())
+        drop(RetryPolicy::from_config(&config).unwrap());
     });
 }
 
