@@ -1,6 +1,16 @@
 //! What becomes of layers that are in use.
 
-use std::{fmt::Debug, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt::Debug,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http::{Request, Response};
 use tokio::time::advance;
@@ -14,7 +24,7 @@ use tower_backpressure::{
 
 use super::{
     config,
-    support::{Behaviour, Probe, assert_refused, finish, now, poll, refusal, request},
+    support::{Behaviour, CountWakes, Probe, assert_refused, finish, now, poll, refusal, request},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -28,7 +38,7 @@ where
     S: Service<u32, Response = u32, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
     let mut sent: Pending = Box::pin(service.clone().oneshot(key));
-    if let std::task::Poll::Ready(result) = poll(&mut sent) {
+    if let Poll::Ready(result) = poll(&mut sent) {
         return Box::pin(std::future::ready(result));
     }
     sent
@@ -226,12 +236,14 @@ fn an_adaptive_limit_keeps_what_it_has_learned_unless_its_law_or_bounds_change()
     wrong.initial = Some(4);
     refused(|| handle.snapshot(), "initial", || handle.apply(&wrong));
     wrong = AdaptiveConcurrencyConfig::default();
-    wrong.pinned = Some(0);
+    (wrong.pinned, wrong.max_waiting) = (Some(0), 0);
     refused(|| handle.snapshot(), "pinned", || handle.apply(&wrong));
-    assert!(
-        handle.acquire().now_or_waits(),
-        "and as many may wait as before"
-    );
+    let held: Vec<_> = (0..limit())
+        .map(|_| handle.try_acquire().unwrap())
+        .collect();
+    let mut waits = handle.acquire();
+    assert!(poll(&mut waits).is_pending(), "as many may wait as before");
+    drop((held, waits));
 
     handle
         .apply(&config("law = 'aimd'\nmin = 1\nmax = 4"))
@@ -263,16 +275,6 @@ fn an_adaptive_limit_keeps_what_it_has_learned_unless_its_law_or_bounds_change()
     own.handle().apply(&config(base)).unwrap();
     assert_eq!(own.handle().snapshot().permits.limit, 10);
     assert_eq!(learn(&own, 1), 10);
-}
-
-trait NowOrWaits {
-    fn now_or_waits(self) -> bool;
-}
-
-impl NowOrWaits for tower_backpressure::concurrency_limit::Acquire {
-    fn now_or_waits(mut self) -> bool {
-        !matches!(poll(&mut self), std::task::Poll::Ready(Err(_)))
-    }
 }
 
 /// No thread ever sees a limit that neither config allows.
@@ -383,12 +385,18 @@ async fn tenants_have_the_weights_that_the_config_gives_them() {
     assert_eq!((probe.live(), weight("k0"), weight("k1")), (2, 1, 5));
     assert_refused(send(&service, 0).await, Reason::QueueFull);
 
+    let (wakes, waker) = CountWakes::new();
+    let mut cx = Context::from_waker(&waker);
+    for sent in &mut sent {
+        assert!(sent.as_mut().poll(&mut cx).is_pending());
+    }
     handle.set_weight("k0", 3).unwrap(); // by hand, until
     handle
         .apply(&config(
             "default_weight = 2\nweights = { k1 = 4 }\nmax_in_flight_per_tenant = 2",
         ))
         .unwrap();
+    assert!(wakes.count() > 0, "who may begin now is told so");
     assert_eq!((weight("k0"), weight("k1")), (2, 4));
     for _ in 0..2 {
         sent.iter_mut()
@@ -485,6 +493,14 @@ async fn a_breaker_is_judged_by_its_new_settings_from_the_next_result_on() {
     assert_eq!(breaker.run(true, 2), State::HalfOpen);
     breaker.apply("successes = 1");
     assert_eq!(breaker.run(true, 1), State::Closed);
+
+    // By hand it is open without an end, and clients are told to come back after a cooldown.
+    handle.force_open();
+    for cooldown in [7, 3] {
+        breaker.apply(&format!("cooldown = '{cooldown}s'"));
+        let refused = refusal(finish(request(&breaker.layer.layer(breaker.probe.clone()))));
+        assert_eq!(refused.retry_after(), cooldown * SEC);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -565,9 +581,13 @@ async fn circuits_of_keys_change_together() {
 
 #[tokio::test(start_paused = true)]
 async fn levels_begin_elsewhere() {
+    let depth = Arc::new(AtomicUsize::new(5));
     let layer =
         SaturationLayer::from_config(&config("warning = 0.1\ncritical = 0.2\noverflow = 0.9"));
-    let layer = layer.unwrap().probe("queue", || (5, 10));
+    let layer = layer.unwrap().probe("queue", {
+        let depth = Arc::clone(&depth);
+        move || (depth.load(Relaxed), 10)
+    });
     let handle = layer.handle();
     handle.check(Work::New).unwrap_err();
     let mut wrong: SaturationConfig = config("critical = 0.8\nsample_every = '1h'");
@@ -576,6 +596,11 @@ async fn levels_begin_elsewhere() {
     handle.check(Work::New).unwrap_err();
     handle.apply(&config("sample_every = '1h'")).unwrap();
     handle.check(Work::New).unwrap();
+    depth.store(10, Relaxed);
+    advance(3599 * SEC).await;
+    handle.check(Work::New).unwrap(); // the last look is still good
+    advance(SEC).await;
+    handle.check(Work::New).unwrap_err();
 }
 
 #[tokio::test(start_paused = true)]
