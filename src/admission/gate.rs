@@ -178,6 +178,11 @@ impl Gate {
         }
     }
 
+    #[cfg(all(test, backpressure_loom))]
+    pub(crate) fn limit(&self) -> usize {
+        self.load().limit()
+    }
+
     /// How many permits were given back after their requests were dispatched, so far.
     pub(crate) fn completed(&self) -> u64 {
         let slow = lock(&self.slow); // nothing is folded meanwhile
