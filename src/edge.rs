@@ -42,7 +42,8 @@ use tower_layer::Layer;
 use crate::{
     AdaptiveConcurrency, AdaptiveConcurrencyLayer, ByStatus, CoDel, CoDelConfig, CoDelLayer,
     ConfigError, LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit,
-    ShadowLayer, UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency, codel,
+    ShadowLayer, UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency,
+    codel,
     config::EdgeConfig,
     hold::HoldKind,
     wfq::{self, FromExtension, Running},
@@ -102,7 +103,8 @@ impl<E> Edge<E> {
     /// If it makes no sense.
     pub fn configured(mut self, config: &EdgeConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        self.adaptive = AdaptiveConcurrencyLayer::from_config(&config.adaptive)?.classify(ByStatus);
+        self.gates.adaptive =
+            AdaptiveConcurrencyLayer::from_config(&config.adaptive)?.classify(ByStatus);
         self.handle().apply(config)?;
         Ok(self)
     }
