@@ -3,6 +3,7 @@
 //! Requests come as a Poisson process, whatever becomes of them (open loop). Each has a service time drawn
 //! from a distribution, and is worked on by one of `k` servers, first come first served or in slices, or by all of
 //! them together. Before it gets to the layers it may be held up elsewhere, or need some of the same servers' time.
+//! Clients may be of the kind that try again ([`Retry`]), and then there are more requests than were meant.
 //! Time goes from event to event, so hours take seconds, and a run with the same seed is the same run.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -10,6 +11,7 @@ use std::{
     cell::RefCell,
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
+    fmt,
     future::Future,
     pin::{Pin, pin},
     rc::Rc,
@@ -159,6 +161,8 @@ impl Server {
 pub struct Seen {
     pub lasted: f64,
     pub offered: usize,
+    /// What was sent for that: more, if clients try again.
+    pub sent: usize,
     pub served: usize,
     pub failed: usize,
     pub refused: usize,
@@ -195,6 +199,7 @@ impl Seen {
         for part in parts {
             all.lasted += part.lasted;
             all.offered += part.offered;
+            all.sent += part.sent;
             all.served += part.served;
             all.failed += part.failed;
             all.refused += part.refused;
@@ -237,6 +242,42 @@ pub struct Job {
     pub submitted: SubmittedAt,
 }
 
+/// Clients that try again when they are refused, or fail, or have no answer when their patience ends. The
+/// server does not notice that they no longer wait, and works on what they gave up.
+#[derive(Clone, Copy, Debug)]
+pub struct Retry {
+    /// How often a request is sent at most.
+    pub attempts: u32,
+    /// How long clients wait before they try again, if a refusal does not say: the second time twice as long,
+    /// and so on. In any case it is up to half as long again, by chance. Without an answer they do not wait.
+    pub pause: Duration,
+}
+
+/// A refusal by a status code, as a client of an HTTP service sees it.
+#[derive(Debug)]
+pub struct Unavailable {
+    pub retry_after: Option<Duration>,
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("503")
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+/// Whether an error is a refusal, by whichever layer, and when it says to come back.
+fn refusal(error: &BoxError) -> Option<Option<Duration>> {
+    if let Some(overloaded) = Overloaded::find(error.as_ref()) {
+        return Some(Some(overloaded.retry_after()));
+    }
+    if error.is::<tower::load_shed::error::Overloaded>() {
+        return Some(None);
+    }
+    (error.downcast_ref()).map(|Unavailable { retry_after }| *retry_after)
+}
+
 /// What clients call: layers around the server.
 pub trait Stack: Service<Job, Response = (), Error = BoxError, Future: 'static> + Clone {}
 impl<S> Stack for S where S: Service<Job, Response = (), Error = BoxError, Future: 'static> + Clone {}
@@ -250,6 +291,8 @@ pub struct World<S> {
     pub tenants: Vec<f64>,
     /// Whether there are layers with timers, which have to be looked after.
     pub timers: bool,
+    /// Whether clients try again.
+    pub retry: Option<Retry>,
     service: S,
     inside: Rc<RefCell<Inside>>,
     clients: Vec<Client<S>>,
@@ -257,15 +300,31 @@ pub struct World<S> {
     woken: Arc<Woken>,
     arrivals: Random,
     next_arrival: Option<u64>,
+    /// What clients that try again will do, in the order in which they do it.
+    later: BinaryHeap<Reverse<(u64, u64, Later)>>,
+    pauses: Random,
+    sent: u64,
     timers_at: u64,
     seen: Seen,
     // Last, so that what needs a runtime is dropped before it.
     runtime: Runtime,
 }
 
+/// What a client will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Later {
+    /// It has had no answer: the client, and which request it is.
+    LosesPatience(usize, u64),
+    /// It tries again: a request of this tenant, and how often it will have been sent then.
+    Sends(usize, u32),
+}
+
 /// One request, and where it is.
 struct Client<S> {
     job: Job,
+    /// Which of all requests it is, and how often it has been sent now.
+    number: u64,
+    attempt: u32,
     since: u64,
     waker: Waker,
     stage: Stage<S>,
@@ -299,6 +358,7 @@ impl<S: Stack> World<S> {
             patience: Duration::MAX,
             tenants: vec![1.0],
             timers: false,
+            retry: None,
             service,
             inside,
             clients: Vec::new(),
@@ -306,6 +366,9 @@ impl<S: Stack> World<S> {
             woken: Arc::default(),
             arrivals: Random(!seed),
             next_arrival: None,
+            later: BinaryHeap::new(),
+            pauses: Random(seed.rotate_left(32)),
+            sent: 0,
             timers_at: 0,
             seen: Seen::default(),
             runtime,
@@ -314,17 +377,22 @@ impl<S: Stack> World<S> {
 
     /// Runs for a while at that share of the server's capacity.
     pub fn run(&mut self, load: f64, lasting: Duration) -> Seen {
-        let rate = load * self.server.capacity();
+        self.run_at(load * self.server.capacity(), lasting)
+    }
+
+    /// Runs for a while with so many requests a second.
+    pub fn run_at(&mut self, rate: f64, lasting: Duration) -> Seen {
         let handle = self.runtime.handle().clone();
         let _entered = handle.enter();
-        self.inside.borrow_mut().server = self.server;
+        self.inside.borrow_mut().change_to(self.server);
         let begun = self.now();
         let end = begun + lasting.as_nanos() as u64;
         let between = |random: &mut Random| (random.exponential() / rate * 1e9) as u64;
         self.next_arrival = (rate > 0.0).then(|| begun + between(&mut self.arrivals));
         loop {
             let event = self.inside.borrow().next();
-            let next = event.into_iter().chain(self.next_arrival).min();
+            let later = self.later.peek().map(|Reverse((at, ..))| *at);
+            let next = (event.into_iter().chain(self.next_arrival).chain(later)).min();
             let Some(at) = next.filter(|at| *at < end) else {
                 break;
             };
@@ -332,6 +400,8 @@ impl<S: Stack> World<S> {
             if self.next_arrival == Some(at) {
                 self.next_arrival = Some(at + between(&mut self.arrivals));
                 self.arrive();
+            } else if event != Some(at) {
+                self.act();
             } else {
                 let happens = self.inside.borrow_mut().happens();
                 match happens {
@@ -374,17 +444,26 @@ impl<S: Stack> World<S> {
 
     fn arrive(&mut self) {
         let tenant = self.tenant();
+        self.seen.offered += 1;
+        count(&mut self.seen.offered_by_tenant, tenant);
+        self.send(tenant, 1);
+    }
+
+    fn send(&mut self, tenant: usize, attempt: u32) {
         let job = Job {
             tenant,
             submitted: SubmittedAt::now(),
         };
-        self.seen.offered += 1;
-        count(&mut self.seen.offered_by_tenant, tenant);
+        self.seen.sent += 1;
+        self.sent += 1;
+        let number = self.sent;
         let since = self.now();
         let client = self.free.pop().unwrap_or_else(|| {
             let client = self.clients.len();
             self.clients.push(Client {
                 job,
+                number,
+                attempt,
                 since,
                 waker: Waker::from(Arc::new(Wakes(client, Arc::clone(&self.woken)))),
                 stage: Stage::Gone,
@@ -393,8 +472,39 @@ impl<S: Stack> World<S> {
         });
         let this = &mut self.clients[client];
         (this.job, this.since, this.stage) = (job, since, Stage::Comes);
+        (this.number, this.attempt) = (number, attempt);
+        if self.retry.is_some() {
+            let end = since.saturating_add(self.patience.as_nanos() as u64);
+            let loses_patience = Later::LosesPatience(client, number);
+            self.later.push(Reverse((end, number, loses_patience)));
+        }
         if !self.inside.borrow_mut().hold_up(client) {
             self.poll_ready(client, self.service.clone());
+        }
+    }
+
+    /// The client whose time it is does what it does.
+    fn act(&mut self) {
+        let Reverse((_, _, act)) = self.later.pop().expect("somebody is due");
+        match act {
+            Later::Sends(tenant, attempt) => self.send(tenant, attempt),
+            Later::LosesPatience(client, number) => {
+                let this = &mut self.clients[client];
+                if this.number == number && !matches!(this.stage, Stage::Gone) {
+                    this.number = 0; // whatever comes now is no longer waited for
+                    let (tenant, attempt) = (this.job.tenant, this.attempt);
+                    self.try_again(tenant, attempt, Duration::ZERO);
+                }
+            }
+        }
+    }
+
+    fn try_again(&mut self, tenant: usize, attempt: u32, pause: Duration) {
+        if self.retry.is_some_and(|retry| attempt < retry.attempts) {
+            let pause = pause.as_nanos() as f64 * (1.0 + 0.5 * self.pauses.unit());
+            let at = self.now() + pause as u64;
+            let sends = Later::Sends(tenant, attempt + 1);
+            self.later.push(Reverse((at, self.sent, sends)));
         }
     }
 
@@ -438,6 +548,8 @@ impl<S: Stack> World<S> {
         this.stage = Stage::Gone;
         self.free.push(client);
         let (since, tenant) = (this.since, this.job.tenant);
+        let (attempt, waited_for) = (this.attempt, this.number != 0);
+        let refusal = result.as_ref().err().map(refusal);
         match result {
             Ok(()) => {
                 let latency = (self.now() - since) as f64 / 1e9;
@@ -454,8 +566,12 @@ impl<S: Stack> World<S> {
                     seen.hopeless += 1;
                 }
             }
-            Err(error) if Overloaded::find(error.as_ref()).is_some() => self.seen.refused += 1,
+            Err(_) if refusal.is_some_and(|refusal| refusal.is_some()) => self.seen.refused += 1,
             Err(_) => self.seen.failed += 1,
+        }
+        if let (Some(refusal), Some(retry), true) = (refusal, self.retry, waited_for) {
+            let pause = retry.pause * 2_u32.pow(attempt.min(16) - 1);
+            self.try_again(tenant, attempt, refusal.flatten().unwrap_or(pause));
         }
     }
 
@@ -604,6 +720,15 @@ impl Inside {
             busy: 0,
             queue: VecDeque::new(),
             shared: Shared::default(),
+        }
+    }
+
+    /// Servers that have come work on what waits.
+    fn change_to(&mut self, server: Server) {
+        let more = server.k > self.server.k;
+        self.server = server;
+        if more {
+            self.next_in_line(None);
         }
     }
 
