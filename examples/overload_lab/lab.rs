@@ -73,7 +73,11 @@ impl Plan {
 
     /// What has to be written to get the same again.
     pub fn command(&self) -> String {
-        let usual = if self.short { Self::short() } else { Self::default() };
+        let usual = if self.short {
+            Self::short()
+        } else {
+            Self::default()
+        };
         let mut command = "cargo run --release --example overload_lab --".to_owned();
         if self.short {
             command += " --short";
@@ -156,16 +160,33 @@ impl Results {
             .expect("it was run")
     }
 
+    /// The service times that latencies are shown for.
+    pub fn main_spread(&self) -> Spread {
+        let exponential = self.plan.spreads.contains(&Spread::Exponential);
+        if exponential {
+            Spread::Exponential
+        } else {
+            self.plan.spreads[0]
+        }
+    }
+
     /// Goodput at each load, as a share of what the server can do.
     pub fn goodput(&self, spread: Spread, protection: Protection) -> Vec<(f64, f64)> {
         let goodput = |load: &f64| self.of(Case::Load(spread, *load), protection).of_capacity();
-        self.plan.loads.iter().map(|load| (*load, goodput(load))).collect()
+        self.plan
+            .loads
+            .iter()
+            .map(|load| (*load, goodput(load)))
+            .collect()
     }
 
     /// The worst of those from twice to ten times what the server can do.
     pub fn worst(&self, spread: Spread, protection: Protection) -> f64 {
-        let overload = (self.goodput(spread, protection).into_iter()).filter(|(load, _)| *load >= 2.0);
-        overload.map(|(_, goodput)| goodput).fold(f64::INFINITY, f64::min)
+        let overload =
+            (self.goodput(spread, protection).into_iter()).filter(|(load, _)| *load >= 2.0);
+        overload
+            .map(|(_, goodput)| goodput)
+            .fold(f64::INFINITY, f64::min)
     }
 
     /// Which protections keep the server at 95 % whatever the load and the service times are, and which do

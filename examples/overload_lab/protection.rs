@@ -68,7 +68,10 @@ impl Protection {
     pub fn stack(self) -> (String, &'static str) {
         let (wait, limit) = (WAIT.as_millis(), LIMIT);
         match self {
-            Self::None => ("the server itself".into(), "All that comes waits in the server, first come first served."),
+            Self::None => (
+                "the server itself".into(),
+                "All that comes waits in the server, first come first served.",
+            ),
             Self::Tower => (
                 format!("tower::LoadShed → tower::ConcurrencyLimit({limit})"),
                 "What tower has of its own. Nothing waits; what is over the limit is refused.",

@@ -189,6 +189,7 @@ impl Sample {
 pub struct Part {
     pub name: &'static str,
     pub lasts: f64,
+    pub workers: usize,
     /// What was possible: all that was asked for, or all that the server can do.
     pub possible: f64,
     /// Answers while a client still waits for them.
@@ -222,6 +223,7 @@ impl Part {
         Self {
             name: phase.name,
             lasts: phase.seconds,
+            workers: phase.workers,
             possible: asked.min(capacity),
             good: seen.good as f64 / seen.lasted,
             p50: seen.quantile(0.5),

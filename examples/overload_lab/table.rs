@@ -65,10 +65,7 @@ fn goodput(results: &Results, spread: Spread) -> String {
 }
 
 fn overload(results: &Results) -> String {
-    let spread = match results.plan.spreads.contains(&Spread::Exponential) {
-        true => Spread::Exponential,
-        false => results.plan.spreads[0],
-    };
+    let spread = results.main_spread();
     let name = spread_name(spread);
     let loads: Vec<f64> = (results.plan.loads.iter().copied())
         .filter(|load| [2.0, 10.0].contains(load))
@@ -101,7 +98,12 @@ fn capacity(results: &Results) -> String {
     let title = "CAPACITY at 1.5× load: goodput, % of what is possible, and p99";
     lines(title, &[&above, &head], |protection, text| {
         for part in &results.of(Case::Capacity, protection).parts {
-            write!(text, "{:7.1}{:>8}", 100.0 * part.goodput(), latency(part.p99))?;
+            write!(
+                text,
+                "{:7.1}{:>8}",
+                100.0 * part.goodput(),
+                latency(part.p99)
+            )?;
         }
         Ok(())
     })

@@ -1,0 +1,208 @@
+//! What is to be seen in the results, in words. All of it is worked out from them, so that it holds for any
+//! seed.
+
+use crate::{
+    lab::{Results, Scenario},
+    protection::Protection,
+    scenario::{Case, Part, WELL},
+    table::{latency, percent, seconds},
+};
+
+/// The main result, of the steady loads.
+pub fn in_short(results: &Results) -> String {
+    let (well, badly) = results.verdict();
+    let worst = |protection: &Protection| {
+        let spreads = results.plan.spreads.iter();
+        let worst = spreads.map(|spread| results.worst(*spread, *protection));
+        let worst = worst.fold(f64::INFINITY, f64::min);
+        format!("{} ({:.1} %)", protection.name(), 100.0 * worst)
+    };
+    let mut text = match well.len() {
+        0 => "Nothing keeps the server at 95 % of its capacity at 2× to 10× load.".to_owned(),
+        _ => format!(
+            "From twice to ten times the load that the server can take, at least {} of its capacity goes into answers \
+             that somebody still waits for, with {}.",
+            percent(WELL),
+            list(well.iter().map(worst))
+        ),
+    };
+    if !badly.is_empty() {
+        text += &format!(" Less than that: {}.", list(badly.iter().map(worst)));
+    }
+    text
+}
+
+pub fn findings(results: &Results, scenario: Scenario) -> Vec<String> {
+    match scenario {
+        Scenario::Load => load(results),
+        Scenario::Capacity => capacity(results),
+        Scenario::Tenants => tenants(results),
+        Scenario::Retries => retries(results),
+    }
+}
+
+fn load(results: &Results) -> Vec<String> {
+    let spread = results.main_spread();
+    let part = |load: f64, protection| &results.of(Case::Load(spread, load), protection).parts[1];
+    let run = |load: &f64| results.plan.loads.contains(load);
+    let mut found = Vec::new();
+    if let Some(load) = [2.0].into_iter().find(run) {
+        let none = part(load, Protection::None);
+        found.push(format!(
+            "Without protection the queue only grows. At 2× the server is as busy as ever, but {} of what is possible is \
+             answered in time: half of the answers take longer than {}.",
+            percent(none.goodput()),
+            latency(none.p50)
+        ));
+        let p50 = |protection: Protection| {
+            format!(
+                "{} {}",
+                protection.name(),
+                latency(part(load, protection).p50)
+            )
+        };
+        found.push(format!(
+            "Waiting costs latency. p50 at 2×, of those that refuse at once: {}; of those that let requests wait for a \
+             moment: {}.",
+            list([Protection::Tower, Protection::Vegas].into_iter().map(p50)),
+            list([Protection::Fixed, Protection::CoDel, Protection::Wfq, Protection::Edge].into_iter().map(p50))
+        ));
+    }
+    if let Some(load) = [1.0].into_iter().find(run) {
+        let share = |protection| format!("{:.0} %", 100.0 * part(load, protection).goodput());
+        found.push(format!(
+            "That is what it buys: at exactly 1× requests still come in bursts. {} answers {} in time, the fixed limit with \
+             a short queue {}, edge() {}.",
+            Protection::Tower.name(),
+            share(Protection::Tower),
+            share(Protection::Fixed),
+            share(Protection::Edge)
+        ));
+    }
+    found.push(
+        "A limit that is told the right number wins a steady race by a percent or two. Vegas and edge() find theirs, and \
+         pay for looking: now and then the limit dips, to measure how long requests take that do not wait."
+            .into(),
+    );
+    found
+}
+
+fn capacity(results: &Results) -> Vec<String> {
+    let parts = |protection| &results.of(Case::Capacity, protection).parts;
+    let below = |phase: usize| {
+        let less = |protection: &Protection| parts(*protection)[phase].goodput() < WELL;
+        let name = move |protection: Protection| {
+            let goodput = parts(protection)[phase].goodput();
+            format!("{} ({})", protection.name(), percent(goodput))
+        };
+        let protections = Protection::ALL.into_iter().filter(less).map(name);
+        let names: Vec<_> = protections.collect();
+        match names.len() {
+            0 => "nobody".into(),
+            _ => list(names),
+        }
+    };
+    let p50 = |protection: Protection| {
+        let Part { p50, .. } = parts(protection)[1];
+        format!("{} {}", protection.name(), latency(p50))
+    };
+    let back = |protection: Protection| {
+        let settled = |phase: usize| seconds(parts(protection)[phase].settled);
+        format!("{} {} and {} s", protection.name(), settled(1), settled(2))
+    };
+    vec![
+        format!(
+            "With four workers, less than {} of what is possible: {}.",
+            percent(WELL),
+            below(1)
+        ),
+        format!(
+            "A number that was right for sixteen workers lets too many in then, who wait inside the server. p50: {}.",
+            list(
+                [
+                    Protection::Tower,
+                    Protection::Fixed,
+                    Protection::Vegas,
+                    Protection::Edge
+                ]
+                .into_iter()
+                .map(p50)
+            )
+        ),
+        format!(
+            "With twice the workers there is room for all, and the old number turns them away. Less than {}: {}.",
+            percent(WELL),
+            below(3)
+        ),
+        format!(
+            "Seconds until those that learn do well again, after the loss and after the return: {}.",
+            list([Protection::Vegas, Protection::Edge].into_iter().map(back))
+        ),
+    ]
+}
+
+fn tenants(results: &Results) -> Vec<String> {
+    let part = |protection| &results.of(Case::Tenants, protection).parts[1];
+    let quiet = |protection: Protection| {
+        let got = part(protection).quiet.unwrap_or(0.0);
+        format!("{} {}", protection.name(), percent(got))
+    };
+    let (fair, unfair): (Vec<_>, Vec<_>) = (Protection::ALL.into_iter())
+        .partition(|protection| part(*protection).quiet.unwrap_or(0.0) >= WELL);
+    let mut found = vec![format!(
+        "A limit alone shares what there is by who asks most. What quiet tenants get of the little that they ask for: {}.",
+        list(unfair.into_iter().map(quiet))
+    )];
+    if !fair.is_empty() {
+        found.push(format!(
+            "With a queue for each tenant the flood is its sender's own concern: {}. The noisy one gets what is left.",
+            list(fair.into_iter().map(quiet))
+        ));
+    }
+    found
+}
+
+fn retries(results: &Results) -> Vec<String> {
+    let after = |protection| &results.of(Case::Retries, protection).parts[2];
+    let (back, lost): (Vec<_>, Vec<_>) =
+        (Protection::ALL.into_iter()).partition(|protection| after(*protection).settled.is_some());
+    let sent = |protection: Protection| {
+        let Part {
+            amplified, lasts, ..
+        } = after(protection);
+        format!(
+            "{}: {amplified:.1} requests are sent for each one that was meant, for as long as it was watched ({lasts} s)",
+            protection.name()
+        )
+    };
+    let took = |protection: Protection| {
+        let settled = seconds(after(protection).settled);
+        format!("{} {settled} s", protection.name())
+    };
+    let mut found = Vec::new();
+    if !lost.is_empty() {
+        found.push(format!(
+            "The cause has gone and the outage goes on: what the server works on has been given up, so all of it is sent \
+             again, and waits in line behind what was given up before. {}.",
+            list(lost.into_iter().map(sent))
+        ));
+    }
+    if !back.is_empty() {
+        found.push(format!(
+            "Where the queue is short, what is answered is answered in time, and is not sent again. Time until all is \
+             well: {}.",
+            list(back.into_iter().map(took))
+        ));
+    }
+    found
+}
+
+/// `a, b and c`.
+fn list(items: impl IntoIterator<Item = String>) -> String {
+    let mut items: Vec<_> = items.into_iter().collect();
+    let last = items.pop().unwrap_or_default();
+    match items.len() {
+        0 => last,
+        _ => format!("{} and {last}", items.join(", ")),
+    }
+}

@@ -1,0 +1,4 @@
+//! later
+pub fn run() -> Result<(), Box<dyn std::error::Error>> {
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! The report: one page of HTML with everything in it, that needs nothing else.
+
+use std::fmt::Write;
+
+use crate::{
+    figures::figures,
+    findings,
+    lab::{Results, Scenario, spread_name},
+    plot::{STYLE, escape, key},
+    protection::{LIMIT, Protection},
+    scenario::{CAPACITY, Case, OUTAGE, PATIENCE, Part, RETRY, WELL, WORK, WORKERS},
+    table::{latency, percent, seconds, times},
+};
+
+const PAGE: &str = "\
+body{margin:0;background:var(--bg);color:var(--fg);font:16px/1.55 system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif}
+main{max-width:980px;margin:0 auto;padding:2.5rem 1.2rem 5rem}
+h1{font-size:2.1rem;line-height:1.2;margin:0 0 .4rem}
+h2{font-size:1.45rem;margin:3.6rem 0 .6rem}
+p,ul{max-width:46rem}
+li{margin:.25rem 0}
+.lead{font-size:1.15rem;color:var(--mute)}
+code{font:.86em ui-monospace,SFMono-Regular,Menlo,monospace;background:var(--band);padding:.1em .35em;border-radius:4px}
+pre{background:var(--band);padding:.8rem 1rem;border-radius:8px;overflow-x:auto;margin:.8rem 0}
+pre code{padding:0}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-size:.86rem;margin:.6rem 0 1.2rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;color:var(--mute);padding:.3rem 0}
+th,td{padding:.28rem .7rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
+th:first-child,td.words{text-align:left}
+td.words{white-space:normal}
+thead th{color:var(--mute);font-weight:500}
+tbody th{font-weight:600;color:var(--c)}
+.good{color:var(--edge);font-weight:600}
+.bad{color:var(--none);font-weight:600}
+details{margin:.4rem 0}
+summary{cursor:pointer;color:var(--mute)}
+svg{display:block;margin:1.2rem 0}
+footer{margin-top:4rem;color:var(--mute);font-size:.9rem}
+";
+
+pub fn html(results: &Results) -> String {
+    let mut page = String::new();
+    let out = &mut page;
+    let version = env!("CARGO_PKG_VERSION");
+    let command = results.plan.command();
+    put(
+        out,
+        format_args!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <link rel=\"icon\" href=\"data:,\">\n\
+         <title>The overload lab · tower-backpressure {version}</title>\n\
+         <style>\n{STYLE}{PAGE}</style>\n</head>\n<body class=\"lab\">\n<main>"
+        ),
+    );
+    put(
+        out,
+        format_args!(
+            "<h1>The overload lab</h1>\n\
+         <p class=\"lead\">What becomes of a server that is asked for more than it can do, with and without the layers of \
+         tower-backpressure {version} in front of it.</p>\n\
+         <pre><code>{command}</code></pre>"
+        ),
+    );
+    setting(out);
+    if results.has(Scenario::Load) {
+        in_short(out, results);
+    }
+    stacks(out);
+    for &scenario in &results.plan.scenarios {
+        let (title, text) = about(scenario);
+        put(
+            out,
+            format_args!("<h2 id=\"{}\">{title}</h2>\n<p>{text}</p>", scenario.name()),
+        );
+        for (_, figure) in figures(results)
+            .into_iter()
+            .filter(|(of, _)| *of == scenario)
+        {
+            out.push_str(&figure.svg(false));
+        }
+        put(out, format_args!("<ul>"));
+        for finding in findings::findings(results, scenario) {
+            put(out, format_args!("<li>{}</li>", escape(&finding)));
+        }
+        put(out, format_args!("</ul>"));
+        put(out, format_args!("<details><summary>All numbers</summary>"));
+        match scenario {
+            Scenario::Load => load_numbers(out, results),
+            Scenario::Capacity => parts(out, results, Case::Capacity),
+            Scenario::Tenants => parts(out, results, Case::Tenants),
+            Scenario::Retries => parts(out, results, Case::Retries),
+        }
+        put(out, format_args!("</details>"));
+    }
+    measures(out);
+    put(
+        out,
+        format_args!(
+            "<footer>Made by tower-backpressure {version}, seed {}: <code>{command}</code>. The same command gives the \
+         same page, to the byte.</footer>\n</main>\n</body>\n</html>",
+            results.plan.seed
+        ),
+    );
+    page
+}
+
+fn setting(out: &mut String) {
+    let (work, patience) = (WORK.as_millis(), PATIENCE.as_secs());
+    put(
+        out,
+        format_args!(
+            "<p>The layers are the real ones. The server, its clients and the clock are simulated: {WORKERS} workers, \
+         {work} ms of work in each request on average, so {CAPACITY} requests a second at most; requests come at random, \
+         whatever became of those before; and a client gives up after {patience} s, while the server, which does not \
+         notice, works on. All protections get the same requests at the same moments.</p>"
+        ),
+    );
+}
+
+fn in_short(out: &mut String, results: &Results) {
+    put(
+        out,
+        format_args!(
+            "<h2>In short</h2>\n<p>{}</p>",
+            escape(&findings::in_short(results))
+        ),
+    );
+    let heads: Vec<_> = (results.plan.spreads.iter())
+        .map(|spread| format!("{} times", spread_name(*spread)))
+        .collect();
+    let caption = "Least goodput from 2× to 10× load, as a share of capacity";
+    table(out, caption, &heads, |protection| {
+        let worst = (results.plan.spreads.iter()).map(|spread| results.worst(*spread, protection));
+        worst.map(judged).collect()
+    });
+}
+
+fn stacks(out: &mut String) {
+    let number = format!(
+        "Those that have to be told a number are told {LIMIT}: the {WORKERS} workers, and a few requests more that are \
+         there when one gets free."
+    );
+    put(
+        out,
+        format_args!("<h2>What stands in front of the server</h2>\n<p>{number}</p>"),
+    );
+    let heads = ["from the outside in", ""].map(str::to_owned);
+    table(out, "", &heads, |protection| {
+        let (stack, what) = protection.stack();
+        vec![
+            format!("<td class=\"words\"><code>{}</code></td>", escape(&stack)),
+            format!("<td class=\"words\">{what}</td>"),
+        ]
+    });
+}
+
+fn about(scenario: Scenario) -> (&'static str, String) {
+    match scenario {
+        Scenario::Load => (
+            "Too much load",
+            "A steady load, from half to ten times what the server can do. Service times are all the same (constant), \
+             exponential, or bimodal: nine in ten requests take 10 ms, one takes 410 ms."
+                .into(),
+        ),
+        Scenario::Capacity => (
+            "A capacity that changes",
+            "One and a half times the load that the server can usually take. It loses three quarters of its workers: a \
+             neighbour, a slow disk. It gets them back. Then it is given as many more, and could serve everybody."
+                .into(),
+        ),
+        Scenario::Tenants => (
+            "A noisy tenant",
+            "Eight tenants ask for 8 % of the capacity each. Then one of them asks for five times all there is. The \
+             others have not changed, and there would be enough for them."
+                .into(),
+        ),
+        Scenario::Retries => (
+            "A retry storm",
+            format!(
+                "Nine tenths of the load that the server can take. It stands still for {OUTAGE} seconds, and is as good \
+                 as ever afterwards. Clients send a request up to {} times: again at once if they have no answer after \
+                 {} s; if they are refused, when they are told to, or after {} ms and then twice as long each time.",
+                RETRY.attempts,
+                PATIENCE.as_secs(),
+                RETRY.pause.as_millis()
+            ),
+        ),
+    }
+}
+
+fn load_numbers(out: &mut String, results: &Results) {
+    let loads = &results.plan.loads;
+    let heads: Vec<_> = loads.iter().map(|load| times(*load)).collect();
+    for &spread in &results.plan.spreads {
+        let name = spread_name(spread);
+        let mut each = |caption: &str, cell: &dyn Fn(&[Part]) -> String| {
+            table(
+                out,
+                &format!("{caption}, {name} service times"),
+                &heads,
+                |protection| {
+                    let parts =
+                        |load: &f64| &results.of(Case::Load(spread, *load), protection).parts;
+                    loads.iter().map(|load| cell(parts(load))).collect()
+                },
+            );
+        };
+        each("Goodput, share of capacity", &|it| {
+            judged_of(it[1].good / CAPACITY, it[1].goodput())
+        });
+        each("p50 of what was served", &|it| plain(latency(it[1].p50)));
+        each("p99 of what was served", &|it| plain(latency(it[1].p99)));
+        each("Refused", &|it| plain(percent(it[1].refused)));
+        each("Seconds until all is well, once the load is 0.5×", &|it| {
+            plain(seconds(it[2].settled))
+        });
+    }
+}
+
+/// A table for each phase.
+fn parts(out: &mut String, results: &Results, case: Case) {
+    let first = results.of(case, Protection::None);
+    for (i, phase) in first
+        .parts
+        .iter()
+        .enumerate()
+        .filter(|(_, part)| part.possible > 0.0)
+    {
+        let mut heads = vec!["goodput", "p50", "p99", "refused", "well after"];
+        let tenants = phase.quiet.is_some();
+        if tenants {
+            heads.extend(["quiet get", "fairness"]);
+        }
+        if case == Case::Retries {
+            heads.push("sent per request");
+        }
+        let heads: Vec<_> = heads.into_iter().map(str::to_owned).collect();
+        let caption = format!("{}, {} s", phase.name, phase.lasts);
+        table(out, &caption, &heads, |protection| {
+            let part = &results.of(case, protection).parts[i];
+            let mut cells = vec![
+                judged(part.goodput()),
+                plain(latency(part.p50)),
+                plain(latency(part.p99)),
+                plain(percent(part.refused)),
+                plain(
+                    part.settled
+                        .map_or("never".into(), |it| format!("{it:.1} s")),
+                ),
+            ];
+            if tenants {
+                let fairness = part.fairness.map_or("–".into(), |it| format!("{it:.3}"));
+                cells.extend([judged(part.quiet.unwrap_or(0.0)), plain(fairness)]);
+            }
+            if case == Case::Retries {
+                cells.push(plain(format!("{:.2}", part.amplified)));
+            }
+            cells
+        });
+    }
+}
+
+fn measures(out: &mut String) {
+    put(
+        out,
+        format_args!(
+            "<h2>What is measured</h2>\n<ul>\n\
+         <li><b>Goodput</b>: answers that come while the client still waits, as a share of what the server can do; where \
+         capacity or clients change, of what was possible, which is all that was asked for or all that the server can do. \
+         It can be a little over 100 %: chance, or a backlog.</li>\n\
+         <li><b>p50, p99</b>: from a request to its answer, of all that were served, in time or not. Without protection they \
+         grow for as long as the overload lasts.</li>\n\
+         <li><b>Well after, back after</b>: from when on five seconds brought {} of what was possible in them.</li>\n\
+         <li><b>Fair share</b>: nobody gets more than it asks for, and whoever gets less than that gets as much as anybody \
+         (max-min). <b>Fairness</b> is Jain's index of what tenants get, each as a share x of its fair share: (Σx)² / (n·Σx²). \
+         It is 1 if all get the same share of it, and 1/8 if one gets everything. It says how evenly, not how much.</li>\n\
+         </ul>\n\
+         <p>What is not in it: refusals cost nothing here, and neither does the network. The server's work is not cancelled \
+         when a client gives up. <code>--real</code> runs a real server.</p>",
+            percent(WELL)
+        ),
+    );
+}
+
+/// A table with a row for each protection, in its colour.
+fn table(
+    out: &mut String,
+    caption: &str,
+    heads: &[String],
+    cells: impl Fn(Protection) -> Vec<String>,
+) {
+    put(out, format_args!("<div class=\"scroll\"><table>"));
+    if !caption.is_empty() {
+        put(out, format_args!("<caption>{caption}</caption>"));
+    }
+    let heads: String = heads
+        .iter()
+        .map(|head| format!("<th>{head}</th>"))
+        .collect();
+    put(
+        out,
+        format_args!("<thead><tr><th></th>{heads}</tr></thead>\n<tbody>"),
+    );
+    for protection in Protection::ALL {
+        let (colour, name) = (key(protection), protection.name());
+        let cells = cells(protection).concat();
+        put(
+            out,
+            format_args!("<tr style=\"--c:var(--{colour})\"><th>{name}</th>{cells}</tr>"),
+        );
+    }
+    put(out, format_args!("</tbody></table></div>"));
+}
+
+fn plain(text: String) -> String {
+    format!("<td>{text}</td>")
+}
+
+fn judged(share: f64) -> String {
+    judged_of(share, share)
+}
+
+/// Shows one share, and whether another is good or bad.
+fn judged_of(shown: f64, share: f64) -> String {
+    let class = match share {
+        share if share >= WELL => "good",
+        share if share < 0.5 => "bad",
+        _ => "fair",
+    };
+    format!("<td class=\"{class}\">{:.1} %</td>", 100.0 * shown)
+}
+
+/// A line more.
+fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
+    writeln!(out, "{line}").expect("a string");
+}
