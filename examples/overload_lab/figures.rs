@@ -92,7 +92,7 @@ fn goodput(results: &Results) -> Figure {
             Panel {
                 protection,
                 title: protection.name().into(),
-                note: format!("at least {:.1} % from 2× on", 100.0 * worst),
+                note: format!("at worst {:.1} % from 2× on", 100.0 * worst),
                 bands: Vec::new(),
                 series: std::iter::once(ideal()).chain(series).collect(),
             }
@@ -291,9 +291,9 @@ fn limits(results: &Results) -> Figure {
         y: Axis {
             label: "requests in flight that are allowed",
             from: 0.0,
-            to: 80.0,
+            to: 100.0,
             log: false,
-            ticks: [0, 20, 40, 60, 80]
+            ticks: [0, 25, 50, 75, 100]
                 .map(|it| (f64::from(it), it.to_string()))
                 .into(),
         },
@@ -327,7 +327,7 @@ fn tenants(results: &Results) -> Figure {
             // What is behind comes first: the noisy one on top of all, then one quiet one less each time.
             let stack = |upto: usize, mark, text: String| Series {
                 mark,
-                points: over_time(outcome, 4, |it| {
+                points: over_time(outcome, 5, |it| {
                     let quiet: f64 = (1..=upto.min(7)).map(|tenant| good(it, tenant)).sum();
                     let noisy = if upto == 8 { good(it, 0) } else { 0.0 };
                     (quiet + noisy) / CAPACITY
@@ -349,7 +349,7 @@ fn tenants(results: &Results) -> Figure {
                 protection,
                 title: protection.name().into(),
                 note: format!(
-                    "quiet tenants get {} of what they ask for",
+                    "quiet tenants get {} of theirs",
                     percent(part.quiet.unwrap_or(0.0))
                 ),
                 bands: every_other(outcome),
@@ -375,14 +375,14 @@ fn retries(results: &Results) -> Figure {
             let outcome = results.of(Case::Retries, protection);
             let after = &outcome.parts[2];
             let back = match after.settled {
-                Some(_) => format!("back after {} s", seconds(after.settled)),
-                None => "never comes back".into(),
+                Some(_) => format!("back in {} s", seconds(after.settled)),
+                None => "never back".into(),
             };
             let asked = [0.0, end(outcome)].map(|at| (at, 0.9));
             Panel {
                 protection,
                 title: protection.name().into(),
-                note: format!("{back}; {:.1} sent for each request", after.amplified),
+                note: format!("{back}, {:.1} tries a request", after.amplified),
                 bands: vec![(outcome.begins(1), outcome.begins(2), String::new())],
                 series: vec![
                     Series {

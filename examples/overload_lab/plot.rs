@@ -16,6 +16,7 @@ svg.lab .t{fill:var(--fg);font-size:15px;font-weight:600}
 svg.lab .p{font-size:12px;font-weight:600;fill:var(--c)}
 svg.lab .r{text-anchor:end}
 svg.lab .m{text-anchor:middle}
+svg.lab .n{font-size:9.5px}
 svg.lab .g{stroke:var(--grid);fill:none}
 svg.lab .b{fill:var(--band)}
 svg.lab .l{stroke:var(--c);fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
@@ -111,9 +112,9 @@ impl Axis {
 const WIDTH: f64 = 212.0;
 const HEIGHT: f64 = 118.0;
 const LEFT: f64 = 54.0;
-const ABOVE: f64 = 82.0;
+const ABOVE: f64 = 94.0;
 const COLUMN: f64 = WIDTH + 18.0;
-const ROW: f64 = HEIGHT + 82.0;
+const ROW: f64 = HEIGHT + 80.0;
 const COLUMNS: usize = 4;
 
 impl Figure {
@@ -122,7 +123,7 @@ impl Figure {
         let cells = self.panels.len() + 1;
         let rows = cells.div_ceil(COLUMNS) as f64;
         let columns = cells.min(COLUMNS) as f64;
-        let (width, height) = (LEFT + columns * COLUMN, ABOVE + rows * ROW - 40.0);
+        let (width, height) = (LEFT + columns * COLUMN, ABOVE + rows * ROW - 50.0);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"lab\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\">\n"
         );
@@ -164,11 +165,11 @@ impl Figure {
         );
         put(
             svg,
-            format_args!("<text class=\"p\" y=\"-20\">{title}</text><text y=\"-6\">{note}</text>"),
+            format_args!("<text class=\"p\" y=\"-30\">{title}</text><text y=\"-16\">{note}</text>"),
         );
         for (from, to, text) in &panel.bands {
             let (from, to) = (WIDTH * self.x.at(*from), WIDTH * self.x.at(*to));
-            let (wide, middle, below) = (to - from, (from + to) / 2.0, HEIGHT - 5.0);
+            let (wide, middle) = (to - from, (from + to) / 2.0);
             put(
                 svg,
                 format_args!(
@@ -178,7 +179,7 @@ impl Figure {
             put(
                 svg,
                 format_args!(
-                    "<text class=\"m\" x=\"{middle:.1}\" y=\"{below}\">{}</text>",
+                    "<text class=\"m n\" x=\"{middle:.1}\" y=\"-4\">{}</text>",
                     escape(text)
                 ),
             );
@@ -198,10 +199,17 @@ impl Figure {
             }
         }
         for (value, text) in &self.x.ticks {
-            let (x, y) = (WIDTH * self.x.at(*value), HEIGHT + 14.0);
+            let (share, y) = (self.x.at(*value), HEIGHT + 14.0);
+            // Those at the ends stay within the panel.
+            let anchor = match share {
+                share if share > 0.95 => " class=\"r\"",
+                share if share > 0.05 => " class=\"m\"",
+                _ => "",
+            };
+            let x = WIDTH * share;
             put(
                 svg,
-                format_args!("<text class=\"m\" x=\"{x:.1}\" y=\"{y}\">{text}</text>"),
+                format_args!("<text{anchor} x=\"{x:.1}\" y=\"{y}\">{text}</text>"),
             );
         }
         for series in &panel.series {
@@ -218,10 +226,7 @@ impl Figure {
         let Some(((first, _), (last, _))) = places.first().zip(places.last()) else {
             return;
         };
-        let mut path: String = (places.iter())
-            .map(|(x, y)| format!("L{x:.0} {y:.1}"))
-            .collect();
-        path.replace_range(..1, "M");
+        let mut path = path(&places);
         let each = series.says.len() == series.points.len();
         let says = match (each, series.says.first()) {
             (false, Some(text)) => format!("<title>{}</title>", escape(text)),
@@ -281,6 +286,20 @@ impl Mark {
             Self::Quiet(tenant) => format!("class=\"a\" fill=\"var(--q{})\"", tenant % 2),
         }
     }
+}
+
+/// A line through these, each relative to the one before, which is shorter.
+fn path(places: &[(f64, f64)]) -> String {
+    let mut path = String::new();
+    let mut last = (0.0, 0.0);
+    for (x, y) in places {
+        let place = (x.round(), (10.0 * y).round());
+        let (right, down) = (place.0 - last.0, (place.1 - last.1) / 10.0);
+        let command = if path.is_empty() { 'M' } else { 'l' };
+        write!(path, "{command}{right} {down}").expect("a string");
+        last = place;
+    }
+    path
 }
 
 /// The name of a protection's colour.

@@ -135,7 +135,7 @@ impl Case {
             let seen: Vec<Seen> = (0..slices)
                 .map(|_| {
                     let seen = site.run(phase.workers, &phase.rates, SLICE);
-                    let at = (outcome.samples.len() + 1) as f64 * SLICE.as_secs_f64();
+                    let at = (outcome.samples.len() as f64 + 0.5) * SLICE.as_secs_f64();
                     let sample = Sample::of(&seen, at, site.limit());
                     outcome.samples.push(sample);
                     seen
@@ -159,12 +159,11 @@ pub struct Outcome {
     pub samples: Vec<Sample>,
 }
 
-/// What was seen in half a second: requests a second, and the limit in the end.
+/// What was seen in half a second, around `at`: requests a second, and the limit in the end.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub at: f64,
     pub offered: f64,
-    pub sent: f64,
     pub good: f64,
     pub good_by_tenant: Vec<f64>,
     pub limit: Option<usize>,
@@ -176,7 +175,6 @@ impl Sample {
         Self {
             at,
             offered: rate(seen.offered),
-            sent: rate(seen.sent),
             good: rate(seen.good),
             good_by_tenant: seen.good_by_tenant.iter().copied().map(rate).collect(),
             limit,

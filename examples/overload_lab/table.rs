@@ -187,7 +187,7 @@ pub fn latency(seconds: f64) -> String {
     match seconds {
         it if it.is_nan() => "–".into(),
         it if it < 1.0 => format!("{:.0} ms", 1e3 * it),
-        it if it < 10.0 => format!("{it:.1} s"),
+        it if it < 10.0 && it != 1.0 => format!("{it:.1} s"),
         it => format!("{it:.0} s"),
     }
 }

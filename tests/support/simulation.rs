@@ -97,7 +97,7 @@ impl Random {
         ((self.bits() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
-    fn exponential(&mut self) -> f64 {
+    pub fn exponential(&mut self) -> f64 {
         -self.unit().ln()
     }
 
