@@ -10,6 +10,7 @@
 mod figures;
 mod findings;
 mod lab;
+mod numbers;
 mod options;
 mod plot;
 mod protection;
@@ -18,7 +19,9 @@ mod report;
 mod scenario;
 #[path = "../../tests/support/simulation.rs"]
 mod simulation;
+mod style;
 mod table;
+mod timelines;
 
 use std::{
     env, fs,

@@ -2,28 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::protection::Protection;
-
-/// Colours, and how things look. The report has it once, each file of its own has it too.
-pub const STYLE: &str = "\
-.lab{--bg:#fff;--fg:#1f2328;--mute:#59636e;--grid:#d8dee4;--band:#eef1f4;--noisy:#e16f24;--q0:#4c93dd;--q1:#79b0e8;\
---none:#cf222e;--tower:#8a6a3b;--fixed:#b35900;--vegas:#087d8a;--codel:#8250df;--wfq:#0969da;--edge:#1a7f37}
-@media(prefers-color-scheme:dark){.lab{--bg:#0d1117;--fg:#e6edf3;--mute:#9198a1;--grid:#30363d;--band:#1b222b;--noisy:#d9772b;--q0:#2f6cb3;--q1:#4a8ad2;\
---none:#ff7b72;--tower:#cda869;--fixed:#f0a04b;--vegas:#39c5cf;--codel:#bc8cff;--wfq:#58a6ff;--edge:#3fb950}}
-svg.lab{background:var(--bg);font:11px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;max-width:100%;height:auto}
-svg.lab text{fill:var(--mute)}
-svg.lab .t{fill:var(--fg);font-size:15px;font-weight:600}
-svg.lab .p{font-size:12px;font-weight:600;fill:var(--c)}
-svg.lab .r{text-anchor:end}
-svg.lab .m{text-anchor:middle}
-svg.lab .n{font-size:9.5px}
-svg.lab .g{stroke:var(--grid);fill:none}
-svg.lab .b{fill:var(--band)}
-svg.lab .l{stroke:var(--c);fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
-svg.lab .i{stroke:var(--mute);fill:none;stroke-width:1;stroke-dasharray:2 3}
-svg.lab .d{fill:var(--c);stroke:var(--bg);stroke-width:.7}
-svg.lab .a{stroke:var(--bg);stroke-width:.4}
-";
+use crate::{protection::Protection, style::STYLE};
 
 /// A picture: panels in rows, and what the lines in them mean.
 pub struct Figure {

@@ -44,9 +44,9 @@ const MEASURED: Duration = Duration::from_secs(4);
 pub fn run() -> Result<(), Box<dyn Error>> {
     let (work, patience) = (WORK.as_millis(), PATIENCE.as_millis());
     println!(
-        "A real axum server on loopback: {WORKERS} workers, {work} ms of work in a request on average,\n\
-         {CAPACITY} requests a second at most. Clients give up after {patience} ms. This takes 50 s.\n\
-         The clock is the real one, so these numbers are never quite the same again.\n"
+        "A real axum server on loopback: {WORKERS} workers, {work} ms of work in each request on\n\
+         average, {CAPACITY} requests a second at most. Clients give up after {patience} ms. It takes\n\
+         50 s. The clock is the real one: no other run has quite these numbers.\n"
     );
     let head = "   good     p50     p99 refused  late";
     println!("{:6}{:>37}{:>37}", "", "no protection", "edge()");
@@ -62,10 +62,8 @@ pub fn run() -> Result<(), Box<dyn Error>> {
         }
         println!();
     }
-    println!(
-        "\nGood is what was answered in time, as a share of what the server can do; late is what"
-    );
-    println!("clients gave up, as a share of what was sent.");
+    println!("\ngood: answered in time, as a share of what the server can do");
+    println!("late: given up by its client, as a share of what was sent");
     Ok(())
 }
 

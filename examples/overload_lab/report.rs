@@ -1,43 +1,16 @@
 //! The report: one page of HTML with everything in it, that needs nothing else.
 
-use std::fmt::Write;
-
 use crate::{
     figures::figures,
     findings,
     lab::{Results, Scenario, spread_name},
-    plot::{STYLE, escape, key},
-    protection::{LIMIT, Protection},
-    scenario::{CAPACITY, Case, OUTAGE, PATIENCE, Part, RETRY, WELL, WORK, WORKERS},
-    table::{latency, percent, seconds, times},
+    numbers::{judged, load_numbers, parts, put, table},
+    plot::escape,
+    protection::LIMIT,
+    scenario::{CAPACITY, Case, OUTAGE, PATIENCE, RETRY, WELL, WORK, WORKERS},
+    style::{PAGE, STYLE},
+    table::percent,
 };
-
-const PAGE: &str = "\
-body{margin:0;background:var(--bg);color:var(--fg);font:16px/1.55 system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif}
-main{max-width:980px;margin:0 auto;padding:2.5rem 1.2rem 5rem}
-h1{font-size:2.1rem;line-height:1.2;margin:0 0 .4rem}
-h2{font-size:1.45rem;margin:3.6rem 0 .6rem}
-p,ul{max-width:46rem}
-li{margin:.25rem 0}
-.lead{font-size:1.15rem;color:var(--mute)}
-code{font:.86em ui-monospace,SFMono-Regular,Menlo,monospace;background:var(--band);padding:.1em .35em;border-radius:4px}
-pre{background:var(--band);padding:.8rem 1rem;border-radius:8px;overflow-x:auto;margin:.8rem 0}
-pre code{padding:0}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;font-size:.86rem;margin:.6rem 0 1.2rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;color:var(--mute);padding:.3rem 0}
-th,td{padding:.28rem .7rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
-th:first-child,td.words{text-align:left}
-td.words{white-space:normal}
-thead th{color:var(--mute);font-weight:500}
-tbody th{font-weight:600;color:var(--c)}
-.good{color:var(--edge);font-weight:600}
-.bad{color:var(--none);font-weight:600}
-details{margin:.4rem 0}
-summary{cursor:pointer;color:var(--mute)}
-svg{display:block;margin:1.2rem 0}
-footer{margin-top:4rem;color:var(--mute);font-size:.9rem}
-";
 
 pub fn html(results: &Results) -> String {
     let mut page = String::new();
@@ -191,78 +164,6 @@ fn about(scenario: Scenario) -> (&'static str, String) {
     }
 }
 
-fn load_numbers(out: &mut String, results: &Results) {
-    let loads = &results.plan.loads;
-    let heads: Vec<_> = loads.iter().map(|load| times(*load)).collect();
-    for &spread in &results.plan.spreads {
-        let name = spread_name(spread);
-        let mut each = |caption: &str, cell: &dyn Fn(&[Part]) -> String| {
-            table(
-                out,
-                &format!("{caption}, {name} service times"),
-                &heads,
-                |protection| {
-                    let parts =
-                        |load: &f64| &results.of(Case::Load(spread, *load), protection).parts;
-                    loads.iter().map(|load| cell(parts(load))).collect()
-                },
-            );
-        };
-        each("Goodput, share of capacity", &|it| {
-            judged_of(it[1].good / CAPACITY, it[1].goodput())
-        });
-        each("p50 of what was served", &|it| plain(latency(it[1].p50)));
-        each("p99 of what was served", &|it| plain(latency(it[1].p99)));
-        each("Refused", &|it| plain(percent(it[1].refused)));
-        each("Seconds until all is well, once the load is 0.5×", &|it| {
-            plain(seconds(it[2].settled))
-        });
-    }
-}
-
-/// A table for each phase.
-fn parts(out: &mut String, results: &Results, case: Case) {
-    let first = results.of(case, Protection::None);
-    for (i, phase) in first
-        .parts
-        .iter()
-        .enumerate()
-        .filter(|(_, part)| part.possible > 0.0)
-    {
-        let mut heads = vec!["goodput", "p50", "p99", "refused", "well after"];
-        let tenants = phase.quiet.is_some();
-        if tenants {
-            heads.extend(["quiet get", "fairness"]);
-        }
-        if case == Case::Retries {
-            heads.push("sent per request");
-        }
-        let heads: Vec<_> = heads.into_iter().map(str::to_owned).collect();
-        let caption = format!("{}, {} s", phase.name, phase.lasts);
-        table(out, &caption, &heads, |protection| {
-            let part = &results.of(case, protection).parts[i];
-            let mut cells = vec![
-                judged(part.goodput()),
-                plain(latency(part.p50)),
-                plain(latency(part.p99)),
-                plain(percent(part.refused)),
-                plain(
-                    part.settled
-                        .map_or("never".into(), |it| format!("{it:.1} s")),
-                ),
-            ];
-            if tenants {
-                let fairness = part.fairness.map_or("–".into(), |it| format!("{it:.3}"));
-                cells.extend([judged(part.quiet.unwrap_or(0.0)), plain(fairness)]);
-            }
-            if case == Case::Retries {
-                cells.push(plain(format!("{:.2}", part.amplified)));
-            }
-            cells
-        });
-    }
-}
-
 fn measures(out: &mut String) {
     put(
         out,
@@ -283,57 +184,4 @@ fn measures(out: &mut String) {
             percent(WELL)
         ),
     );
-}
-
-/// A table with a row for each protection, in its colour.
-fn table(
-    out: &mut String,
-    caption: &str,
-    heads: &[String],
-    cells: impl Fn(Protection) -> Vec<String>,
-) {
-    put(out, format_args!("<div class=\"scroll\"><table>"));
-    if !caption.is_empty() {
-        put(out, format_args!("<caption>{caption}</caption>"));
-    }
-    let heads: String = heads
-        .iter()
-        .map(|head| format!("<th>{head}</th>"))
-        .collect();
-    put(
-        out,
-        format_args!("<thead><tr><th></th>{heads}</tr></thead>\n<tbody>"),
-    );
-    for protection in Protection::ALL {
-        let (colour, name) = (key(protection), protection.name());
-        let cells = cells(protection).concat();
-        put(
-            out,
-            format_args!("<tr style=\"--c:var(--{colour})\"><th>{name}</th>{cells}</tr>"),
-        );
-    }
-    put(out, format_args!("</tbody></table></div>"));
-}
-
-fn plain(text: String) -> String {
-    format!("<td>{text}</td>")
-}
-
-fn judged(share: f64) -> String {
-    judged_of(share, share)
-}
-
-/// Shows one share, and whether another is good or bad.
-fn judged_of(shown: f64, share: f64) -> String {
-    let class = match share {
-        share if share >= WELL => "good",
-        share if share < 0.5 => "bad",
-        _ => "fair",
-    };
-    format!("<td class=\"{class}\">{:.1} %</td>", 100.0 * shown)
-}
-
-/// A line more.
-fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
-    writeln!(out, "{line}").expect("a string");
 }
