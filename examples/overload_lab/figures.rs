@@ -16,10 +16,10 @@ pub fn figures(results: &Results) -> Vec<(Scenario, Figure)> {
     for &scenario in &results.plan.scenarios {
         match scenario {
             Scenario::Load => {
-                figures.extend([goodput(results), latencies(results)].map(|it| (scenario, it)))
+                figures.extend([goodput(results), latencies(results)].map(|it| (scenario, it)));
             }
             Scenario::Capacity => {
-                figures.extend([capacity(results), limits(results)].map(|it| (scenario, it)))
+                figures.extend([capacity(results), limits(results)].map(|it| (scenario, it)));
             }
             Scenario::Tenants => figures.push((scenario, tenants(results))),
             Scenario::Retries => figures.push((scenario, retries(results))),

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use crate::lab::{Plan, Scenario};
 
 pub const HELP: &str = "\
-The overload lab: what becomes of a server that is asked for more than it can do,
-with and without the layers of tower-backpressure in front of it.
+The overload lab: what becomes of a server that is asked for more than it can
+do, with and without the layers of tower-backpressure in front of it.
 
-The layers are the real ones. The server, its clients and the clock are simulated,
-so hours of traffic take seconds, and the same seed gives the same numbers.
+The layers are the real ones. The server, its clients and the clock are
+simulated, so hours of traffic take seconds, and the same seed gives the same
+numbers.
 
 usage: cargo run --release --example overload_lab -- [options]
 
@@ -24,8 +25,8 @@ usage: cargo run --release --example overload_lab -- [options]
   --output FILE      where the report goes (overload_lab.html in target/)
   --plots DIR        also write each plot into DIR, as an SVG file
   --short            a few loads, exponential service times, 40 seconds each
-  --real             instead of all that: a real axum server, real connections and
-                     the real clock, for less than a minute
+  --real             instead of all that: a real axum server, real connections
+                     and the real clock, for less than a minute
   --help             this
 ";
 

@@ -129,7 +129,7 @@ fn tenants(results: &Results) -> String {
 }
 
 fn retries(results: &Results) -> String {
-    let head = "  before   after    back    sent       p50       p99  refused";
+    let head = "  before   after    back    sent       p50       p99 refused";
     let title = format!(
         "RETRIES at 0.9× load, {OUTAGE} s outage: goodput, % of what is asked for; seconds\n\
          until all is well; requests sent for each that was meant, afterwards"
@@ -139,7 +139,7 @@ fn retries(results: &Results) -> String {
         let (before, after) = (&parts[0], &parts[2]);
         write!(
             text,
-            "{:8.1}{:8.1}{:>8}{:8.2}{:>10}{:>10}{:>9}",
+            "{:8.1}{:8.1}{:>8}{:8.2}{:>10}{:>10}{:>8}",
             100.0 * before.goodput(),
             100.0 * after.goodput(),
             seconds(after.settled),

@@ -1,0 +1,240 @@
+//! The overload lab's own promises: the same seed gives the same report, what is protected stays useful and
+//! what is not does not, and the report needs nothing but itself.
+
+#[path = "../examples/overload_lab/figures.rs"]
+mod figures;
+#[path = "../examples/overload_lab/findings.rs"]
+mod findings;
+#[path = "../examples/overload_lab/lab.rs"]
+mod lab;
+#[path = "../examples/overload_lab/numbers.rs"]
+mod numbers;
+#[path = "../examples/overload_lab/options.rs"]
+mod options;
+#[path = "../examples/overload_lab/plot.rs"]
+mod plot;
+#[path = "../examples/overload_lab/protection.rs"]
+mod protection;
+#[path = "../examples/overload_lab/report.rs"]
+mod report;
+#[path = "../examples/overload_lab/scenario.rs"]
+mod scenario;
+#[path = "support/simulation.rs"]
+mod simulation;
+#[path = "../examples/overload_lab/style.rs"]
+mod style;
+#[path = "../examples/overload_lab/table.rs"]
+mod table;
+#[path = "../examples/overload_lab/timelines.rs"]
+mod timelines;
+
+use std::sync::LazyLock;
+
+use lab::{Plan, Results, Scenario};
+use options::{Command, Options};
+use protection::Protection;
+use scenario::{Case, WELL};
+use simulation::Spread;
+
+fn parse(args: &str) -> Result<Command, String> {
+    Command::parse(args.split_whitespace().map(str::to_owned))
+}
+
+fn plan(args: &str) -> Plan {
+    match parse(args) {
+        Ok(Command::Simulate(Options { plan, .. })) => plan,
+        other => panic!("{args}: {other:?}"),
+    }
+}
+
+fn run(args: &str) -> Results {
+    plan(args).run(|_, _| {})
+}
+
+/// What most tests look at.
+static SHORT: LazyLock<Results> = LazyLock::new(|| run("--short"));
+
+#[test]
+fn a_seed_says_all() {
+    let all = |args| {
+        let results = run(args);
+        (table::table(&results), report::html(&results))
+    };
+    let first = all("--short --seconds 10 --seed 7");
+    assert!(first == all("--short --seconds 10 --seed 7"));
+    let other = all("--short --seconds 10 --seed 8");
+    assert_ne!(first.0, other.0);
+    assert_ne!(first.1, other.1);
+}
+
+#[test]
+fn what_is_protected_stays_useful_and_what_is_not_collapses() {
+    for load in [2.0, 5.0, 10.0] {
+        for protection in Protection::ALL {
+            let outcome = SHORT.of(Case::Load(Spread::Exponential, load), protection);
+            let (name, goodput) = (protection.name(), outcome.of_capacity());
+            println!("{load}x, {name}: {goodput:.3}");
+            match protection {
+                Protection::None => assert!(goodput < 0.2, "{load}x: {goodput}"),
+                _ => assert!(goodput >= WELL, "{load}x, {name}: {goodput}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn those_that_learn_follow_a_capacity_that_grows_and_those_that_were_told_do_not() {
+    for protection in Protection::ALL {
+        let more = SHORT.of(Case::Capacity, protection).parts[3].goodput();
+        let learns = matches!(protection, Protection::Vegas | Protection::Edge);
+        assert_eq!(more >= WELL, learns, "{}: {more}", protection.name());
+    }
+}
+
+#[test]
+fn a_fair_queue_keeps_the_quiet_tenants_whole() {
+    for protection in Protection::ALL {
+        let part = &SHORT.of(Case::Tenants, protection).parts[1];
+        let (quiet, fairness) = (part.quiet.unwrap(), part.fairness.unwrap_or(0.0));
+        let fair = matches!(protection, Protection::Wfq | Protection::Edge);
+        let case = format!("{}: {quiet}, {fairness}", protection.name());
+        assert_eq!(quiet >= 0.99, fair, "{case}");
+        assert_eq!(fairness >= 0.99, fair, "{case}");
+    }
+}
+
+#[test]
+fn only_the_unprotected_server_stays_down_after_an_outage() {
+    for protection in Protection::ALL {
+        let parts = &SHORT.of(Case::Retries, protection).parts;
+        let (before, after) = (&parts[0], &parts[2]);
+        assert!(before.goodput() >= WELL, "{}", protection.name());
+        match protection {
+            Protection::None => {
+                assert_eq!(after.settled, None);
+                assert!(after.goodput() < 0.01, "{after:?}");
+                assert!(after.amplified > 3.5, "{after:?}");
+            }
+            _ => assert!(after.settled.is_some_and(|it| it <= 5.0), "{after:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_table_fits_a_terminal() {
+    let table = table::table(&SHORT) + &table::table(&run("--seconds 10 --scenario load"));
+    for line in table.lines().chain(options::HELP.lines()) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+}
+
+#[test]
+fn the_report_needs_nothing_from_elsewhere() {
+    let html = report::html(&SHORT);
+    let alone = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+    for foreign in ["http", "src=", "url(", "@import", "<script", "//"] {
+        assert!(!alone.contains(foreign), "{foreign}");
+    }
+    assert!(html.contains("cargo run --release --example overload_lab -- --short --seed 1"));
+    assert!(html.contains(env!("CARGO_PKG_VERSION")));
+    for missing in ["NaN", "inf ", "inf%"] {
+        assert!(!html.contains(missing), "{missing}");
+    }
+}
+
+#[test]
+fn every_plot_is_well_formed_and_good_alone() {
+    let figures = figures::figures(&SHORT);
+    let names: Vec<_> = figures.iter().map(|(_, figure)| figure.name).collect();
+    let all = [
+        "goodput", "latency", "capacity", "limit", "tenants", "retries",
+    ];
+    assert_eq!(names, all);
+    for (_, figure) in figures {
+        let svg = figure.svg(true);
+        assert_balanced(&svg);
+        // Markdown ends a block of HTML at a blank line, and begins one with a tag alone on its line.
+        assert!(svg.lines().all(|line| !line.trim().is_empty()));
+        assert!(svg.lines().next().is_some_and(|line| line.ends_with('>')));
+        assert!(svg.len() < 30_000, "{}: {}", figure.name, svg.len());
+        assert!(svg.contains("prefers-color-scheme:dark"));
+        assert!(!svg.contains("NaN"), "{}", figure.name);
+    }
+    let html = report::html(&SHORT);
+    assert_balanced(
+        html.split_once("<main>")
+            .unwrap()
+            .1
+            .split_once("</main>")
+            .unwrap()
+            .0,
+    );
+}
+
+/// Each tag that is opened is closed, in its order.
+#[track_caller]
+fn assert_balanced(xml: &str) {
+    let mut open = Vec::new();
+    for tag in xml.split('<').skip(1) {
+        let (tag, text) = tag.split_once('>').expect("a tag that ends");
+        assert!(!text.contains('>'), "{text}");
+        let name = tag.split_whitespace().next().unwrap();
+        match name.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name), "</{tag}>"),
+            None if tag.ends_with('/') => {}
+            None => open.push(name),
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn flags_say_what_is_run() {
+    assert_eq!(plan(""), Plan::default());
+    assert_eq!(plan("--short"), Plan::short());
+    let chosen = plan("--scenario retries,load --seconds=10 --seed 3");
+    assert_eq!(chosen.scenarios, [Scenario::Load, Scenario::Retries]);
+    assert_eq!((chosen.seconds, chosen.seed), (10, 3));
+    // What the report says made it, does.
+    let command = chosen.command();
+    assert_eq!(plan(command.split_once("-- ").unwrap().1), chosen);
+    assert_eq!(parse("--real"), Ok(Command::Real));
+    assert_eq!(parse("--seed 1 --help"), Ok(Command::Help));
+    let Ok(Command::Simulate(options)) = parse("--output a.html --plots b") else {
+        panic!("it makes sense")
+    };
+    assert_eq!(options.output, Some("a.html".into()));
+    assert_eq!(options.plots, Some("b".into()));
+}
+
+#[test]
+fn flags_that_make_no_sense_are_refused_with_a_reason() {
+    for (args, reason) in [
+        ("--fast", "there is no option \"--fast\""),
+        ("load", "there is no option \"load\""),
+        ("--short=yes", "there is no option \"yes\""),
+        ("--seed", "--seed needs a value"),
+        ("--seed --short", "--seed needs a value"),
+        ("--output=", "--output needs a value"),
+        (
+            "--seed -1",
+            "--seed is a number from 0 to 18446744073709551615, not \"-1\"",
+        ),
+        (
+            "--seconds 9",
+            "--seconds is a number from 10 to 3600, not \"9\"",
+        ),
+        (
+            "--seconds forever",
+            "--seconds is a number from 10 to 3600, not \"forever\"",
+        ),
+        (
+            "--scenario load,floods",
+            "there is no scenario \"floods\"; there are load, capacity, tenants, retries",
+        ),
+        ("--real --seed 1", "--seed says nothing to --real"),
+    ] {
+        assert_eq!(parse(args), Err(reason.to_owned()), "{args}");
+    }
+}
