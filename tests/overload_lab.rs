@@ -73,10 +73,16 @@ fn what_is_protected_stays_useful_and_what_is_not_collapses() {
         for protection in Protection::ALL {
             let outcome = SHORT.of(Case::Load(Spread::Exponential, load), protection);
             let (name, goodput) = (protection.name(), outcome.of_capacity());
-            println!("{load}x, {name}: {goodput:.3}");
+            let refused = outcome.parts[1].refused;
+            let case = format!("{load}x, {name}: good {goodput:.3}, refused {refused:.3}");
+            println!("{case}");
             match protection {
-                Protection::None => assert!(goodput < 0.2, "{load}x: {goodput}"),
-                _ => assert!(goodput >= WELL, "{load}x, {name}: {goodput}"),
+                Protection::None => assert!(goodput < 0.2 && refused == 0.0, "{case}"),
+                // What cannot be served is refused, and nothing else.
+                _ => {
+                    assert!(goodput >= WELL, "{case}");
+                    assert!((refused - (1.0 - 1.0 / load)).abs() < 0.03, "{case}");
+                }
             }
         }
     }
