@@ -101,8 +101,8 @@ impl Protection {
 
     /// Puts it in front of a server.
     pub fn protect(self, seed: u64, server: Server) -> Site {
-        // Unless told, it goes by the processors of the machine that this runs on.
-        let by_age = || CoDelConfig::default().min_concurrency(WORKERS);
+        // As it is on a machine with two processors: runs are to repeat on any.
+        let by_age = || CoDelConfig::default().min_concurrency(2);
         let limit = || ConcurrencyLimitLayer::new(LIMIT);
         let fixed = || Some(LIMIT);
         match self {

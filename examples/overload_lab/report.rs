@@ -88,7 +88,7 @@ fn setting(out: &mut String) {
             "<p>The layers are the real ones. The server, its clients and the clock are simulated: {WORKERS} workers, \
          {work} ms of work in each request on average, so {CAPACITY} requests a second at most; requests come at random, \
          whatever became of those before; and a client gives up after {patience} s, while the server, which does not \
-         notice, works on. All protections get the same requests at the same moments.</p>"
+         notice, works on. Requests come at the same moments for all protections.</p>"
         ),
     );
 }
