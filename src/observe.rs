@@ -80,6 +80,9 @@
 //! | `backpressure_retries_recovered_total` | counter | retry | requests that went well at a retry |
 //! | `backpressure_retries_withheld_total{reason}` | counter | retry | why not: `permanent`, `gone`, `not_idempotent`, `not_replayable`, `forbidden`, `exhausted`, `too_late`, `over_budget` |
 //! | `backpressure_retry_budget` | gauge | retry | retries that the budget has left |
+//! | `backpressure_shadow_requests_total` | counter | shadow | requests that layers on trial were shown |
+//! | `backpressure_shadow_waited_total` | counter | shadow | requests that they would have had wait |
+//! | `backpressure_shadow_rejected_total{reason}` | counter | shadow | requests that they would have refused. Layers that are on trial and watched themselves count what they would do as if they did it: watch the trial instead, or by another name |
 //! | `backpressure_submitted_at_total{outcome}` | counter | submitted_at, with a trusted header | the header was `believed`, `capped`, of the `future`, `invalid` |
 //!
 //! A request that passes three layers is counted by each of them, so sums over layers say little: divide by

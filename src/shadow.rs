@@ -87,6 +87,7 @@ pub use self::{
 };
 use crate::{
     BoxError, Overloaded, Reason,
+    admission::bounds::Name,
     sync::{Arc, AtomicU64, Mutex, Ordering::Relaxed, lock},
 };
 
@@ -123,6 +124,12 @@ impl<L, M> ShadowLayer<L, M> {
                 counts: self.trial.counts,
             },
         }
+    }
+
+    /// A name of its own, by which metrics tell trials apart. The first name given stays.
+    pub fn name(self, name: &'static str) -> Self {
+        self.trial.counts.name.set(name);
+        self
     }
 
     /// A handle on this trial.
@@ -259,8 +266,8 @@ where
 }
 
 /// What was decided so far.
-#[derive(Default)]
 struct Counts {
+    name: Name,
     requests: AtomicU64,
     waited: AtomicU64,
     failed: AtomicU64,
@@ -269,6 +276,18 @@ struct Counts {
 
 /// Different refusals that are told apart, at most. There are as many as layers have names and reasons.
 const MAX_REFUSALS: usize = 256;
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            name: Name::new("shadow"),
+            requests: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            refusals: Mutex::default(),
+        }
+    }
+}
 
 impl Counts {
     fn refused(&self, refusal: &Overloaded) {
@@ -302,6 +321,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The trial's own name, if it was given one, else `shadow`.
+    pub fn name(&self) -> &'static str {
+        self.counts.name.get()
+    }
+
     /// What was decided so far.
     pub fn snapshot(&self) -> Snapshot {
         let counts = &self.counts;

@@ -132,4 +132,11 @@ families! {
 
     SUBMITTED_AT = Counter "backpressure_submitted_at_total" by "outcome",
         "What became of the header that says when a request came.";
+
+    SHADOW_REQUESTS = Counter "backpressure_shadow_requests_total",
+        "Requests that layers on trial were shown.";
+    SHADOW_WAITED = Counter "backpressure_shadow_waited_total",
+        "Requests that they would have had wait.";
+    SHADOW_REJECTED = Counter "backpressure_shadow_rejected_total" by "reason",
+        "Requests that they would have refused.";
 }

@@ -4,7 +4,7 @@ use super::{metrics::Observe, names::*, samples::Samples};
 use crate::{
     Reason, adaptive_concurrency, channel, circuit_breaker, codel, concurrency_limit, edge,
     keyed_circuit_breaker, keyed_concurrency_limit, keyed_rate_limit, rate_limit, saturation,
-    submitted_at, wfq,
+    shadow, submitted_at, wfq,
 };
 
 /// A handle on one layer.
@@ -47,6 +47,7 @@ impl Observe for rate_limit::Handle {}
 #[cfg(feature = "retry")]
 impl Observe for crate::retry::Handle {}
 impl Observe for saturation::Handle {}
+impl Observe for shadow::Handle {}
 impl Observe for submitted_at::Handle {}
 impl Observe for wfq::Handle {}
 
@@ -304,6 +305,32 @@ impl Source for crate::retry::Handle {
             samples.count_by(&RETRIES_WITHHELD, reason, count);
         }
         samples.level(&RETRY_BUDGET, snapshot.budget as f64);
+    }
+}
+
+impl Source for shadow::Handle {
+    fn name(&self) -> &'static str {
+        self.name()
+    }
+
+    fn collect(&self, samples: &mut Samples) {
+        let snapshot = self.snapshot();
+        samples.count(&SHADOW_REQUESTS, snapshot.requests);
+        samples.count(&SHADOW_WAITED, snapshot.waited);
+        // Several layers may have the same reason.
+        let mut by_reason: Vec<(Reason, u64)> = Vec::new();
+        for refusals in snapshot.refusals {
+            let known = by_reason
+                .iter_mut()
+                .find(|(reason, _)| *reason == refusals.reason);
+            match known {
+                Some((_, count)) => *count += refusals.count,
+                None => by_reason.push((refusals.reason, refusals.count)),
+            }
+        }
+        for (reason, count) in by_reason {
+            samples.count_by(&SHADOW_REJECTED, reason.as_str(), count);
+        }
     }
 }
 

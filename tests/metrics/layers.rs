@@ -14,8 +14,8 @@ use tower::{Layer, ServiceBuilder, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
-    KeyedRateLimitLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt, SubmittedAtLayer,
-    WfqConfig, WfqLayer, channel, saturation::Work,
+    KeyedRateLimitLayer, Rate, RateLimitLayer, SaturationLayer, ShadowLayer, SubmittedAt,
+    SubmittedAtLayer, WfqConfig, WfqLayer, channel, saturation::Work,
 };
 
 use super::*;
@@ -719,6 +719,37 @@ async fn a_trusted_header() {
         ],
         None,
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trial() {
+    let layer = ShadowLayer::new(
+        ServiceBuilder::new()
+            .layer(ConcurrencyLimitLayer::new(3).max_waiting(0).name("outer"))
+            .layer(ConcurrencyLimitLayer::new(2).max_waiting(1).name("inner")),
+    )
+    .likeness(u64::clone)
+    .name("trial");
+    let metrics = Metrics::new();
+    metrics.watch(&layer.handle()).unwrap();
+    let service = layer.layer(service_fn(work));
+    let says = [("shadow_requests_total", 0.0), ("shadow_waited_total", 0.0)];
+    assert_says(&metrics, "trial", &says, None);
+    let sent: Vec<_> = (0..5).map(|_| send(&service, 100)).collect();
+    settle().await;
+    assert_says(
+        &metrics,
+        "trial",
+        &[
+            ("shadow_requests_total", 5.0),
+            ("shadow_waited_total", 1.0),
+            ("shadow_rejected_total{reason=\"queue_full\"}", 2.0),
+        ],
+        None,
+    );
+    for response in sent {
+        response.await.unwrap().unwrap();
+    }
 }
 
 /// What the test itself has counted, of a stack under more load than it can take.

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tower::{Layer, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
-    KeyedRateLimitLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAtLayer, WfqConfig,
-    WfqLayer, channel, observe,
+    KeyedRateLimitLayer, Rate, RateLimitLayer, SaturationLayer, ShadowLayer, SubmittedAtLayer,
+    WfqConfig, WfqLayer, channel, observe, shadow,
 };
 
 use super::*;
@@ -51,11 +52,24 @@ fn all_layers() -> Metrics {
         .watch(&channel::bounded::<u32>(1).0.handle())
         .unwrap();
     metrics.watch(&SubmittedAtLayer::new().handle()).unwrap();
+    metrics.watch(&trial()).unwrap();
     #[cfg(feature = "retry")]
     metrics
         .watch(&tower_backpressure::RetryPolicy::default().handle())
         .unwrap();
     metrics
+}
+
+/// One that would have refused something: it says for what reasons there were.
+fn trial() -> shadow::Handle {
+    let trial = ShadowLayer::new(ConcurrencyLimitLayer::new(1).max_waiting(0));
+    let trial = trial.likeness(u32::clone);
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.unwrap();
+    let _entered = runtime.enter();
+    let mut service = trial.layer(service_fn(|_: u32| async { Ok::<_, BoxError>(()) }));
+    let _both = [service.call(0), service.call(0)];
+    trial.handle()
 }
 
 /// All that looks like one of our names.
