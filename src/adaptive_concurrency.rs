@@ -157,10 +157,8 @@ impl AdaptiveConcurrencyLayer {
     /// # Errors
     /// If it makes no sense.
     pub fn from_config(config: &AdaptiveConcurrencyConfig) -> Result<Self, ConfigError> {
-        let bounds = config.bounds()?;
         let layer = Self::named(config.law);
-        layer.gate.governor().restart(&layer.gate, bounds);
-        layer.handle().apply(config)?;
+        layer.start_over(config)?;
         Ok(layer)
     }
 
@@ -179,6 +177,13 @@ impl AdaptiveConcurrencyLayer {
 
 /// These settings are the limit's, not the layer value's: they apply to everything on this limit.
 impl<C, H> AdaptiveConcurrencyLayer<C, H> {
+    /// As this config says, with its initial limit.
+    pub(crate) fn start_over(&self, config: &AdaptiveConcurrencyConfig) -> Result<(), ConfigError> {
+        let bounds = config.bounds()?;
+        self.gate.governor().restart(&self.gate, bounds);
+        self.handle().apply(config)
+    }
+
     /// From `min` to `max`, starting over with `initial`. A limit above 16 777 215 is held at that.
     ///
     /// # Panics

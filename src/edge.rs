@@ -92,19 +92,21 @@ impl<E> Edge<E> {
     /// # fn main() -> Result<(), tower_backpressure::ConfigError> {
     /// let tenant = |request: &Request<()>| request.extensions().get::<String>().cloned();
     /// let mut config = EdgeConfig::default();
-    /// config.wfq = config.wfq.weight("gold", 10);
+    /// config.wfq = config.wfq.weight("gold", 10).max_waiting_per_tenant(50);
     /// let stack = edge().tenant(tenant).configured(&config)?;
     /// # let _ = stack;
     /// # Ok(())
     /// # }
     /// ```
     ///
+    /// The default is that of a stack without tenants, of which one may have all 1024 that wait. With tenants, say
+    /// how many one of them may have: `config.wfq.max_waiting_per_tenant(50)`.
+    ///
     /// # Errors
     /// If it makes no sense.
-    pub fn configured(mut self, config: &EdgeConfig) -> Result<Self, ConfigError> {
+    pub fn configured(self, config: &EdgeConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        self.gates.adaptive =
-            AdaptiveConcurrencyLayer::from_config(&config.adaptive)?.classify(ByStatus);
+        self.gates.adaptive.start_over(&config.adaptive)?;
         self.handle().apply(config)?;
         Ok(self)
     }

@@ -16,10 +16,28 @@
 //! `benches/README.md`. *test* is a file in `tests/`, which fails if the number no longer holds.
 
 macro_rules! pages {
-    ($($page:ident)*) => { $(
-        #[doc = include_str!(concat!("guide/", stringify!($page), ".md"))]
+    ($($page:ident: $first:literal $($more:literal)*;)*) => { $(
+        #[doc = include_str!(concat!("guide/", $first))]
+        $(
+            #[doc = ""]
+            #[doc = include_str!(concat!("guide/", $more))]
+        )*
         pub mod $page {}
     )* };
 }
 
-pages!(choosing stacking tuning deploying runbook promises comparison decisions);
+pages! {
+    choosing: "choosing.md";
+    stacking: "stacking.md";
+    tuning: "tuning.md"
+        "plots/settings.svg" "plots/settings.md"
+        "plots/goodput.svg" "plots/load.md" "plots/latency.svg"
+        "plots/capacity.svg" "plots/capacity.md" "plots/limit.svg"
+        "plots/tenants.svg" "plots/tenants.md"
+        "plots/retries.svg" "plots/retries.md";
+    deploying: "deploying.md";
+    runbook: "runbook.md";
+    promises: "promises.md";
+    comparison: "comparison.md";
+    decisions: "decisions.md";
+}

@@ -322,7 +322,7 @@ impl Handle {
     }
 
     /// Changes everything to what this config says, as the functions below do one at a time. A global rate
-    /// comes with a full bucket if there was none before; if the config has none, there is none any more.
+    /// comes with a full bucket if there never was one; if the config has none, there is none any more.
     ///
     /// # Errors
     /// If it makes no sense; nothing changes.

@@ -82,6 +82,7 @@
 //! | `backpressure_retry_budget` | gauge | retry | retries that the budget has left |
 //! | `backpressure_shadow_requests_total` | counter | shadow | requests that layers on trial were shown |
 //! | `backpressure_shadow_waited_total` | counter | shadow | requests that they would have had wait |
+//! | `backpressure_shadow_failed_total` | counter | shadow | requests that they failed, without saying that they refuse: the trial does not work |
 //! | `backpressure_shadow_rejected_total{reason}` | counter | shadow | requests that they would have refused. Layers that are on trial and watched themselves count what they would do as if they did it: watch the trial instead, or by another name |
 //! | `backpressure_submitted_at_total{outcome}` | counter | submitted_at, with a trusted header | the header was `believed`, `capped`, of the `future`, `invalid` |
 //!
@@ -135,8 +136,8 @@
 //! | ERROR | `request failed` | `OverloadResponse`, where it answers for a service that fails | `error` |
 //!
 //! A flood of refusals is a few lines: one when it begins, at most one in ten seconds while it goes on, and one
-//! when it is over, and the counts in them leave nothing out. One refusal in sixteen is looked at, so a line may
-//! come fifteen refusals late. That it is over has to be noticed by somebody: whoever takes a snapshot, the
+//! when it is over, and the counts in them leave nothing out. In a flood one refusal in sixteen is looked at, so a
+//! line may come fifteen refusals late. That it is over has to be noticed by somebody: whoever takes a snapshot, the
 //! next one that is refused, and for limits also every 16 384th request that completes. A layer by key tells
 //! of all its keys together.
 //!

@@ -53,6 +53,11 @@
 //! - Times are good to a millisecond.
 //! - An [`OverloadResponseLayer`](crate::OverloadResponseLayer) has nothing to do here: what it answers is
 //!   counted as failed, without a reason. Leave it out.
+//! - A likeness that waits keeps the extensions of its request, for as long as it would have waited. If there is
+//!   something in them that is to be given back, such as a permit, show less by
+//!   [`likeness`](ShadowLayer::likeness).
+//! - What layers are shown is a `Request<()>`, whatever the real body is. A function that looks at requests has to
+//!   be for any: `fn tenant<B>(request: &Request<B>) -> Option<String>`.
 //! - Layers have to keep their state in the layer value, as all of this crate do: for each request, one
 //!   service is made of it.
 //!
@@ -61,7 +66,8 @@
 //! time enabled; without one there is no trial, and requests are served.
 //!
 //! # Errors
-//! Those of the inner service. Those of the layers are counted.
+//! Those of the inner service. Those of the layers are counted, and so are their panics, which do not reach the real
+//! request (unless panics abort the process).
 //!
 //! # Cancellation
 //! If a request is cancelled, so is its likeness.
@@ -81,6 +87,7 @@ use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
+use self::response::harmless;
 pub use self::{
     response::ShadowFuture,
     stand_in::{NoBody, StandIn},
@@ -168,7 +175,7 @@ struct Trial<L, M> {
 
 impl<S, R, L, M> Service<R> for Shadow<S, L, M>
 where
-    S: Service<R>,
+    S: Service<R, Error: 'static>,
     M: Likeness<R, S::Response>,
     L: Layer<StandIn<M::Response>>,
     L::Service: Service<M::Request, Error: Into<BoxError>, Future: Send> + Send + 'static,
@@ -189,7 +196,7 @@ where
             counts,
         } = &self.trial;
         counts.requests.fetch_add(1, Relaxed);
-        let shown = likeness.request(&request);
+        let shown = harmless(|| likeness.request(&request));
         let layer = |stand_in| layer.layer(stand_in);
         ShadowFuture::new(self.inner.call(request), layer, shown, M::response, counts)
     }
@@ -245,6 +252,10 @@ impl<B, C> Likeness<Request<B>, Response<C>> for OfHttp {
         if let Some(status) = response.headers().get("grpc-status") {
             let headers = likeness.headers_mut();
             headers.insert("grpc-status", status.clone());
+        }
+        // A layer further in has refused it, and another has made an answer of that.
+        if let Some(refusal) = response.extensions().get::<Overloaded>() {
+            likeness.extensions_mut().insert(refusal.clone());
         }
         likeness
     }
@@ -352,7 +363,8 @@ pub struct Snapshot {
     pub refused: u64,
     /// By whom, and why.
     pub refusals: Vec<Refusals>,
-    /// How many the layers failed, or answered, without saying that they refuse.
+    /// How many the layers failed, or answered, without saying that they refuse; where they panicked; and where there
+    /// was no runtime to try them in.
     pub failed: u64,
 }
 

@@ -130,20 +130,43 @@ async fn a_flood_of_refusals_is_a_few_lines_and_none_is_left_out() {
         told,
         [
             "WARN requests are refused: layer=orders reason=at_limit",
-            "WARN requests are still refused: layer=orders refused=10001 lasted=10s",
-            "WARN requests are still refused: layer=orders refused=10000 lasted=20s",
+            "WARN requests are still refused: layer=orders refused=10002 lasted=10.001s",
+            "WARN requests are still refused: layer=orders refused=10000 lasted=20.001s",
         ]
     );
     first.unwrap().abort();
+    handle.snapshot(); // there were some since the last look
     advance(5 * SEC).await;
     handle.snapshot();
     assert_eq!(
         lines(),
-        ["INFO requests are no longer refused: layer=orders refused=25000 lasted=24.992s"]
+        ["INFO requests are no longer refused: layer=orders refused=25000 lasted=25s"]
     );
     advance(60 * SEC).await;
     handle.snapshot();
     assert_eq!(lines(), [""; 0], "it is said once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_refusals_are_one_episode_whether_anybody_looks_or_not() {
+    for looks in [false, true] {
+        let handle = ConcurrencyLimitLayer::new(1).handle();
+        listen(|| ());
+        let _permit = handle.try_acquire().unwrap();
+        for _ in 0..60 {
+            assert!(handle.try_acquire().is_err());
+            advance(SEC).await;
+            if looks {
+                handle.snapshot();
+            }
+        }
+        let told = lines();
+        assert_eq!(told.len(), 6, "{told:#?}");
+        assert!(
+            !told.iter().any(|line| line.contains("no longer")),
+            "{told:#?}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,7 +245,8 @@ macro_rules! writes {
             running.extend(task);
         }
         assert_eq!(lines(), [concat!("WARN requests are refused: ", $line)]);
-        advance(6 * SEC).await;
+        handle.snapshot(); // there were some since the last look
+        advance(5 * SEC).await;
         handle.snapshot();
         let over = lines();
         assert_eq!(over.len(), 1, "{over:?}");
@@ -391,6 +415,11 @@ async fn what_happens_on_trial_says_so() {
     assert!(running.iter().all(|(_, refused)| !refused));
     let line = "WARN requests are refused: layer=concurrency_limit reason=queue_full shadow=true";
     assert_eq!(lines(), [line]);
+    advance(5 * SEC).await;
+    limit.handle().snapshot();
+    let over = lines();
+    assert_eq!(over.len(), 1);
+    assert!(over[0].ends_with("shadow=true"), "{over:?}");
 }
 
 #[test]

@@ -318,6 +318,78 @@ async fn the_service_is_what_it_was() {
     assert_eq!(service.ready().await.unwrap().call(7).await.unwrap(), 7);
 }
 
+#[tokio::test]
+async fn what_panics_on_trial_harms_nobody() {
+    fn no_key(_: &Request<()>) -> Option<u32> {
+        panic!("no key")
+    }
+    fn no_likeness(_: &Request<()>) -> u32 {
+        panic!("no likeness")
+    }
+    async fn answer(_: Request<()>) -> Result<Response<()>, BoxError> {
+        Ok(Response::new(()))
+    }
+    let by_key = ShadowLayer::new(KeyedRateLimitLayer::new(Rate::per_second(10), no_key));
+    let handle = by_key.handle();
+    let service = by_key.layer(service_fn(answer));
+    service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(handle.snapshot().failed, 1);
+
+    let likeness = ShadowLayer::new(ConcurrencyLimitLayer::new(1)).likeness(no_likeness);
+    let handle = likeness.handle();
+    let service = likeness.layer(service_fn(answer));
+    service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(handle.snapshot().failed, 1);
+
+    let classify = |_: Result<&Response<shadow::NoBody>, &BoxError>| panic!("no class");
+    let breaker = CircuitBreakerLayer::new(breaker()).classify(classify);
+    let service = ShadowLayer::new(breaker).layer(service_fn(answer));
+    service.oneshot(Request::new(())).await.unwrap();
+}
+
+#[test]
+fn a_runtime_without_time_is_no_harm_either() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(async {
+        let layer = ConcurrencyLimitLayer::new(1).max_wait(SEC);
+        let layer = ShadowLayer::new(layer).likeness(u32::clone);
+        let mut service = layer.layer(Probe::new());
+        let _ = poll_ready(&mut service);
+        let first = service.call(1);
+        let _ = poll_ready(&mut service);
+        let second = service.call(2);
+        assert_eq!((first.await.unwrap(), second.await.unwrap()), (1, 2));
+        assert_eq!(layer.handle().snapshot().failed, 1);
+    });
+}
+
+/// A limit that is tried in front of the one that there is.
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_further_in_is_no_failure_on_trial_either() {
+    let adaptive = AdaptiveConcurrencyLayer::aimd().limits(1, 10, 100);
+    let learned = adaptive.handle();
+    let breaker = CircuitBreakerLayer::new(breaker()).classify(ByStatus);
+    let circuit = breaker.handle();
+    let mut service = ServiceBuilder::new()
+        .layer(ShadowLayer::new(breaker))
+        .layer(tower_backpressure::OverloadResponseLayer::new())
+        .layer(ShadowLayer::new(adaptive))
+        .layer(LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(service_fn(|_: Request<()>| async {
+            sleep(SEC).await;
+            Ok::<_, BoxError>(Response::new(Body::empty()))
+        }));
+    let _first = service.ready().await.unwrap().call(Request::new(()));
+    for _ in 0..20 {
+        let response = service.ready().await.unwrap().call(Request::new(())).await;
+        assert_eq!(response.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    tokio::task::yield_now().await;
+    assert_eq!(learned.snapshot().permits.limit, 10);
+    assert_eq!(circuit.snapshot().opened, 0);
+}
+
 #[test]
 fn without_a_runtime_there_is_no_trial_and_requests_are_served() {
     let layer = ShadowLayer::new(ConcurrencyLimitLayer::new(1)).likeness(u32::clone);

@@ -43,6 +43,7 @@ pub(crate) struct AgeGate {
     made: Instant,
     /// Whether a queue stood when the law was last brought up to date. The log's business alone.
     stands: AtomicBool,
+    on_trial: AtomicBool,
 }
 
 /// The state of a sojourn-time admission at one moment.
@@ -91,6 +92,7 @@ impl AgeGate {
             law: Mutex::new(CoDel::new(settings, 0)),
             made: clock::instant(),
             stands: AtomicBool::new(false),
+            on_trial: AtomicBool::new(false),
         }
     }
 
@@ -215,12 +217,15 @@ impl AgeGate {
         // Whoever listens may come back here.
         drop(law);
         let name = self.gate.bounds.name();
-        if changed {
-            events::queue(name, stands, after.p95);
-        }
-        if moved.to != limit {
-            events::limit_moved(name, moved);
-        }
+        self.on_trial.fetch_or(events::is_shadow(), Relaxed);
+        events::in_shadow_if(self.on_trial.load(Relaxed), || {
+            if changed {
+                events::queue(name, stands, after.p95);
+            }
+            if moved.to != limit {
+                events::limit_moved(name, moved);
+            }
+        });
         lock(&self.law)
     }
 

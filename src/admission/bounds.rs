@@ -162,9 +162,7 @@ impl Bounds {
     #[inline]
     pub(crate) fn report(&self, reason: Reason) {
         if let Some(refusals) = &self.refusals {
-            let count = self.counter(reason).load(Relaxed);
-            let total = || self.rejected().total();
-            refusals.note(self.name(), reason, count, total);
+            refusals.note(self.name(), reason, || self.rejected().total());
         }
     }
 

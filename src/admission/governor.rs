@@ -211,16 +211,19 @@ impl Governor {
     fn set(&self, gate: &Gate, mut law: MutexGuard<'_, Law>, limit: usize) {
         let before = std::mem::replace(&mut law.applied, limit);
         gate.resize(limit);
-        let moved = events::limit_is_told().then(|| self.tell(&mut law, before));
+        let moved = self.tell(&mut law, before);
         drop(law);
         gate.settle();
-        if let Some(moved) = moved.flatten() {
+        if let Some(moved) = moved {
             events::limit_moved(gate.bounds.name(), moved);
         }
     }
 
     /// What the log is to be told of the limit, if it is time to.
     fn tell(&self, law: &mut Law, before: usize) -> Option<LimitMoved> {
+        if law.applied == before {
+            return None;
+        }
         let now = self.clock.nanos();
         if law.said.moves == 0 {
             law.said.limit = before;

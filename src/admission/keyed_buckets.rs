@@ -332,16 +332,17 @@ impl KeyedBuckets {
 
     /// A rate for all keys together, or none. `once` has the first one stay.
     pub(crate) fn set_global(&self, rate: Option<Rate>, once: bool) {
-        let _changing = lock(&self.changing);
-        if let Some(rate) = rate {
+        let changing = lock(&self.changing);
+        let changed = rate.map(|rate| {
             let new = || Arc::new(Bucket::new("keyed_rate_limit", rate, self.clock.clone()));
-            let global = self.global.get_or_init(new);
-            if !once {
-                global.set_rate(rate);
-            }
-        }
+            (self.global.get_or_init(new), rate)
+        });
         let counts = rate.is_some().into();
         self.global_counts.store(counts, Release);
+        drop(changing); // those who wait for the bucket are woken, and may come back here
+        if let (Some((global, rate)), false) = (changed, once) {
+            global.set_rate(rate);
+        }
     }
 
     pub(crate) fn set_max_keys(&self, max_keys: usize) {

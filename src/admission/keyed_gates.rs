@@ -282,13 +282,13 @@ impl KeyedGates {
         }
         let totals = state.totals;
         drop(guard);
-        let (reason, count) = match end {
-            End::Rejected => (Reason::QueueFull, totals.rejected),
-            End::TimedOut => (Reason::WaitTimeout, totals.timed_out),
+        let reason = match end {
+            End::Rejected => Reason::QueueFull,
+            End::TimedOut => Reason::WaitTimeout,
             End::Cancelled | End::Completed => return,
         };
-        let name = self.name.get();
-        self.refusals.note(name, reason, count, || totals.refused());
+        self.refusals
+            .note(self.name.get(), reason, || totals.refused());
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {

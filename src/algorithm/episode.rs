@@ -82,7 +82,12 @@ impl Episode {
     }
 
     /// Whether it is over by now. There have been `total` ever.
+    ///
+    /// If there were some since the last look, nobody knows when: it may have been just now.
     pub(crate) fn look(&mut self, now: Duration, total: u64) -> Option<News> {
+        if let (true, Some(running)) = (total > self.known, &mut self.running) {
+            running.last = running.last.max(now);
+        }
         self.known = self.known.max(total);
         let over = |running: &mut Running| now.saturating_sub(running.last) >= QUIET;
         let running = self.running.take_if(over)?;
@@ -119,13 +124,14 @@ mod tests {
         let summary = News::GoesOn { refused, lasted };
         assert_eq!(episode.refused(secs(11), 1100), [None, Some(summary)]);
         assert_eq!(episode.refused(secs(12), 1200), [None, None]);
-        assert_eq!(episode.look(secs(16), 1207), None);
-        let (refused, lasted) = (1207, secs(11));
+        assert_eq!(episode.look(secs(17), 1207), None, "when were those seven?");
+        assert_eq!(episode.look(secs(21), 1207), None);
+        let (refused, lasted) = (1207, secs(16));
         assert_eq!(
-            episode.look(secs(17), 1207),
+            episode.look(secs(22), 1207),
             Some(News::Ended { refused, lasted })
         );
-        assert_eq!(episode.look(secs(18), 1207), None, "it is said once");
+        assert_eq!(episode.look(secs(23), 1207), None, "it is said once");
     }
 
     #[test]

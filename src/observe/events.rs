@@ -10,14 +10,24 @@ thread_local! {
 
 /// Runs something of which every line says that it happened on trial only: see [`shadow`](crate::shadow).
 pub(crate) fn in_shadow<T>(run: impl FnOnce() -> T) -> T {
+    in_shadow_if(true, run)
+}
+
+/// Of a layer that is known to be on trial, whoever asks.
+pub(crate) fn in_shadow_if<T>(shadow: bool, run: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
         fn drop(&mut self) {
             SHADOW.set(self.0);
         }
     }
-    let _before = Before(SHADOW.replace(true));
+    let _before = Before(SHADOW.replace(shadow || SHADOW.get()));
     run()
+}
+
+/// Whether that is so now.
+pub(crate) fn is_shadow() -> bool {
+    SHADOW.get()
 }
 
 /// The field that says so; where it is not so, there is none.
@@ -61,11 +71,6 @@ pub(crate) struct LimitMoved {
     pub(crate) moves: u64,
     /// Why it has made the last of them, if the law says that.
     pub(crate) why: Option<&'static str>,
-}
-
-/// Whether anybody wants to know: a law moves its limit all the time.
-pub(crate) fn limit_is_told() -> bool {
-    tracing::enabled!(tracing::Level::DEBUG)
 }
 
 pub(crate) fn limit_moved(layer: &'static str, moved: LimitMoved) {

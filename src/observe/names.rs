@@ -137,6 +137,8 @@ families! {
         "Requests that layers on trial were shown.";
     SHADOW_WAITED = Counter "backpressure_shadow_waited_total",
         "Requests that they would have had wait.";
+    SHADOW_FAILED = Counter "backpressure_shadow_failed_total",
+        "Requests that they failed, without saying that they refuse: the trial does not work.";
     SHADOW_REJECTED = Counter "backpressure_shadow_rejected_total" by "reason",
         "Requests that they would have refused.";
 }

@@ -317,6 +317,7 @@ impl Source for shadow::Handle {
         let snapshot = self.snapshot();
         samples.count(&SHADOW_REQUESTS, snapshot.requests);
         samples.count(&SHADOW_WAITED, snapshot.waited);
+        samples.count(&SHADOW_FAILED, snapshot.failed);
         // Several layers may have the same reason.
         let mut by_reason: Vec<(Reason, u64)> = Vec::new();
         for refusals in snapshot.refusals {

@@ -1,9 +1,11 @@
 //! The future of a request whose likeness is on trial, and the task of that.
 
 use std::{
+    any::Any,
     fmt,
     future::{Future, poll_fn},
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     task::{Context, Poll, Waker, ready},
 };
@@ -69,7 +71,13 @@ impl Trial {
 /// Goes on as far as it can. A task that wants to be woken polls it anew. Says whether that was all.
 fn poll_now(on_trial: &mut OnTrial) -> bool {
     let mut nobody = Context::from_waker(Waker::noop());
-    on_trial.as_mut().poll(&mut nobody).is_ready()
+    let poll = || on_trial.as_mut().poll(&mut nobody).is_ready();
+    harmless(poll).unwrap_or(true)
+}
+
+/// What panics on trial is not to take the real request with it. `None` if it did.
+pub(super) fn harmless<T>(run: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(run)).ok()
 }
 
 impl<F, Res, X> ShadowFuture<F, Res, X>
@@ -79,7 +87,7 @@ where
     pub(super) fn new<G, Q>(
         real: F,
         layer: impl FnOnce(StandIn<X>) -> G,
-        request: Q,
+        request: Option<Q>,
         shows: fn(&Res) -> X,
         counts: &Arc<Counts>,
     ) -> Self
@@ -89,30 +97,28 @@ where
     {
         let (answers, real_answer) = oneshot::channel();
         let stand_in = StandIn::new(real_answer);
-        let trial = match Handle::try_current() {
-            Ok(runtime) => {
-                let service = layer(stand_in.clone());
-                let counts = Arc::clone(counts);
-                let mut on_trial: OnTrial =
-                    Box::pin(run(service, request, stand_in.clone(), counts));
-                // What can be decided is decided now, when the request comes. To wait takes a task.
-                match poll_now(&mut on_trial) {
-                    true => Trial::Over,
-                    false if stand_in.is_called() => Trial::LetIn(on_trial),
-                    false => Trial::Waits(runtime.spawn(on_trial).abort_handle()),
-                }
-            }
-            Err(_) => {
-                counts.failed.fetch_add(1, Relaxed);
-                Trial::Over
-            }
+        let begin = |request| {
+            let service = harmless(|| layer(stand_in.clone()))?;
+            let counts = Arc::clone(counts);
+            let mut on_trial: OnTrial = Box::pin(run(service, request, stand_in.clone(), counts));
+            // What can be decided is decided now, when the request comes. To wait takes a task.
+            Some(match poll_now(&mut on_trial) {
+                true => Trial::Over,
+                false if stand_in.is_called() => Trial::LetIn(on_trial),
+                false => Trial::Waits(Handle::try_current().ok()?.spawn(on_trial).abort_handle()),
+            })
         };
+        let runtime = Handle::try_current().is_ok();
+        let trial = request.filter(|_| runtime).and_then(begin);
+        if trial.is_none() {
+            counts.failed.fetch_add(1, Relaxed);
+        }
         Self {
             real,
             started: clock::instant(),
             shows,
             answers: Some(answers),
-            trial,
+            trial: trial.unwrap_or(Trial::Over),
         }
     }
 }
@@ -120,14 +126,19 @@ where
 impl<F, Res, X, E> Future for ShadowFuture<F, Res, X>
 where
     F: Future<Output = Result<Res, E>>,
+    E: 'static,
 {
     type Output = Result<Res, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let result = ready!(this.real.poll(cx));
+        let shows = *this.shows;
         let answer = Answer {
-            likeness: result.as_ref().ok().map(this.shows),
+            real: match &result {
+                Ok(response) => harmless(|| shows(response)).ok_or(None),
+                Err(error) => Err(refusal(error).cloned()),
+            },
             took: clock::instant().saturating_duration_since(*this.started),
         };
         let answers = this.answers.take().expect("polled after it completed");
@@ -135,6 +146,16 @@ where
         this.trial.answered();
         Poll::Ready(result)
     }
+}
+
+/// Whether it was a layer further in that has refused it: that is no failure, on trial neither.
+fn refusal<E: 'static>(error: &E) -> Option<&Overloaded> {
+    let error: &dyn Any = error;
+    let boxed = || {
+        let error = error.downcast_ref::<BoxError>()?;
+        Overloaded::find(error.as_ref())
+    };
+    error.downcast_ref().or_else(boxed)
 }
 
 impl<F, Res, X> fmt::Debug for ShadowFuture<F, Res, X> {
@@ -148,6 +169,7 @@ async fn run<G, Q, X>(mut service: G, request: Q, stand_in: StandIn<X>, counts: 
 where
     G: Service<Q, Error: Into<BoxError>>,
 {
+    let mut undecided = Undecided(Some(counts));
     let mut request = Some(request);
     let mut response = pin!(async move {
         poll_fn(|cx| service.poll_ready(cx)).await?;
@@ -159,11 +181,14 @@ where
     let result = poll_fn(|cx| {
         let polled = events::in_shadow(|| response.as_mut().poll(cx));
         if !mem::replace(&mut has_come, true) && polled.is_pending() && !stand_in.is_called() {
-            counts.waited.fetch_add(1, Relaxed);
+            undecided.count(|counts| _ = counts.waited.fetch_add(1, Relaxed));
         }
         polled
     })
     .await;
+    let Some(counts) = undecided.0.take() else {
+        return;
+    };
     if stand_in.is_called() {
         return; // it was let in, and how the real one went is nobody's decision
     }
@@ -172,5 +197,22 @@ where
     match refusal.and_then(|error| Overloaded::find(error)) {
         Some(refusal) => counts.refused(refusal),
         None => _ = counts.failed.fetch_add(1, Relaxed),
+    }
+}
+
+/// If the layers panic, they have failed.
+struct Undecided(Option<Arc<Counts>>);
+
+impl Undecided {
+    fn count(&self, count: impl FnOnce(&Counts)) {
+        self.0.as_deref().map(count);
+    }
+}
+
+impl Drop for Undecided {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.count(|counts| _ = counts.failed.fetch_add(1, Relaxed));
+        }
     }
 }

@@ -14,7 +14,7 @@ use tokio::{sync::oneshot, time::sleep};
 use tower_service::Service;
 
 use crate::{
-    BoxError, clock,
+    BoxError, Overloaded, clock,
     sync::{Arc, Mutex, lock},
 };
 
@@ -33,8 +33,8 @@ pub struct StandIn<X> {
 /// What the real service has said.
 #[derive(Debug)]
 pub(super) struct Answer<X> {
-    /// `None` if it has failed.
-    pub(super) likeness: Option<X>,
+    /// A likeness, or an error: that it was refused further in, if it was.
+    pub(super) real: Result<X, Option<Overloaded>>,
     pub(super) took: Duration,
 }
 
@@ -73,12 +73,15 @@ impl<Q, X: Send + 'static> Service<Q> for StandIn<X> {
         let started = clock::instant();
         Box::pin(async move {
             let real = real.ok_or("a request on trial is sent once")?;
-            let Answer { likeness, took } = real.await?;
+            let Answer { real, took } = real.await?;
             let left = took.saturating_sub(clock::instant().saturating_duration_since(started));
             if left >= NO_TIME {
                 sleep(left).await;
             }
-            Ok(likeness.ok_or("the real service has failed")?)
+            real.map_err(|refusal| match refusal {
+                Some(refusal) => refusal.into(),
+                None => "the real service has failed".into(),
+            })
         })
     }
 }

@@ -733,7 +733,11 @@ async fn a_trial() {
     let metrics = Metrics::new();
     metrics.watch(&layer.handle()).unwrap();
     let service = layer.layer(service_fn(work));
-    let says = [("shadow_requests_total", 0.0), ("shadow_waited_total", 0.0)];
+    let says = [
+        ("shadow_requests_total", 0.0),
+        ("shadow_waited_total", 0.0),
+        ("shadow_failed_total", 0.0),
+    ];
     assert_says(&metrics, "trial", &says, None);
     let sent: Vec<_> = (0..5).map(|_| send(&service, 100)).collect();
     settle().await;
@@ -743,6 +747,7 @@ async fn a_trial() {
         &[
             ("shadow_requests_total", 5.0),
             ("shadow_waited_total", 1.0),
+            ("shadow_failed_total", 0.0),
             ("shadow_rejected_total{reason=\"queue_full\"}", 2.0),
         ],
         None,
