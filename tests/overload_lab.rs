@@ -19,6 +19,8 @@ mod protection;
 mod report;
 #[path = "../examples/overload_lab/scenario.rs"]
 mod scenario;
+#[path = "../examples/overload_lab/settings.rs"]
+mod settings;
 #[path = "support/simulation.rs"]
 mod simulation;
 #[path = "../examples/overload_lab/style.rs"]
@@ -34,6 +36,7 @@ use lab::{Plan, Results, Scenario};
 use options::{Command, Options};
 use protection::Protection;
 use scenario::{Case, WELL};
+use settings::Setting;
 use simulation::Spread;
 
 fn parse(args: &str) -> Result<Command, String> {
@@ -58,13 +61,15 @@ static SHORT: LazyLock<Results> = LazyLock::new(|| run("--short"));
 fn a_seed_says_all() {
     let all = |args| {
         let results = run(args);
-        (table::table(&results), report::html(&results))
+        let settings = table::markdown(&results, Scenario::Settings);
+        (table::table(&results), report::html(&results), settings)
     };
     let first = all("--short --seconds 10 --seed 7");
     assert!(first == all("--short --seconds 10 --seed 7"));
     let other = all("--short --seconds 10 --seed 8");
     assert_ne!(first.0, other.0);
     assert_ne!(first.1, other.1);
+    assert_ne!(first.2, other.2);
 }
 
 #[test]
@@ -127,6 +132,60 @@ fn only_the_unprotected_server_stays_down_after_an_outage() {
 }
 
 #[test]
+fn a_wrong_setting_does_what_the_guide_says() {
+    let find = |setting: Setting, value: usize| {
+        let mut outcomes = settings::outcomes(&SHORT, setting).into_iter();
+        outcomes.find(|(it, _)| *it == value).unwrap().1
+    };
+    let goodput = |setting, value| find(setting, value).parts[1].goodput();
+    let p99 = |setting, value| find(setting, value).parts[1].p99;
+    // A limit wastes workers, is right, costs latency, costs everything.
+    assert!(goodput(Setting::Limit, 4) < 0.4);
+    assert!(goodput(Setting::Limit, 20) >= WELL);
+    assert!(goodput(Setting::Limit, 128) >= WELL);
+    assert!(p99(Setting::Limit, 128) > 2.0 * p99(Setting::Limit, 20));
+    assert!(goodput(Setting::Limit, 512) < 0.1);
+    // So does a queue.
+    assert!(goodput(Setting::MaxWaiting, 160) >= WELL);
+    assert!(goodput(Setting::MaxWaiting, 640) < 0.1);
+    assert!(p99(Setting::Target, 400) > 2.0 * p99(Setting::Target, 100));
+    // Where Vegas begins matters little, where it has to end matters a lot.
+    for (initial, least) in [(1, WELL), (20, WELL), (200, 0.9)] {
+        let outcome = find(Setting::Initial, initial);
+        assert!(outcome.parts[1].goodput() >= least, "{:?}", outcome.parts);
+        assert!(outcome.found().is_some(), "{initial}");
+    }
+    assert!(goodput(Setting::Max, 4) < 0.4);
+    assert!(goodput(Setting::Max, 1000) >= WELL);
+    for (weight, fair) in [
+        (1, 1.0 / 2.0),
+        (2, 2.0 / 3.0),
+        (5, 5.0 / 6.0),
+        (10, 10.0 / 11.0),
+    ] {
+        let share = find(Setting::Weight, weight).share();
+        assert!((share / fair - 1.0).abs() < 0.02, "{weight}: {share}");
+    }
+}
+
+#[test]
+fn markdown_has_every_table() {
+    for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6]) {
+        let text = table::markdown(&SHORT, scenario);
+        assert_eq!(text.matches("### ").count(), tables, "{text}");
+        assert_eq!(text.matches("|---|").count(), tables, "{text}");
+        assert!(!text.contains("NaN"), "{text}");
+        // As many cells in a line as its table has columns.
+        let mut columns = 0;
+        for line in text.lines() {
+            let cells = line.matches('|').count();
+            assert!(cells == 0 || columns == 0 || cells == columns, "{line}");
+            columns = cells;
+        }
+    }
+}
+
+#[test]
 fn the_table_fits_a_terminal() {
     let table = table::table(&SHORT) + &table::table(&run("--seconds 10 --scenario load"));
     for line in table.lines().chain(options::HELP.lines()) {
@@ -153,7 +212,7 @@ fn every_plot_is_well_formed_and_good_alone() {
     let figures = figures::figures(&SHORT);
     let names: Vec<_> = figures.iter().map(|(_, figure)| figure.name).collect();
     let all = [
-        "goodput", "latency", "capacity", "limit", "tenants", "retries",
+        "goodput", "latency", "capacity", "limit", "tenants", "retries", "settings",
     ];
     assert_eq!(names, all);
     for (_, figure) in figures {
@@ -199,6 +258,10 @@ fn assert_balanced(xml: &str) {
 fn flags_say_what_is_run() {
     assert_eq!(plan(""), Plan::default());
     assert_eq!(plan("--short"), Plan::short());
+    for scenario in Scenario::ALL {
+        let line = format!("\n                       {} ", scenario.name());
+        assert!(options::HELP.contains(&line), "{line}");
+    }
     let chosen = plan("--scenario retries,load --seconds=10 --seed 3");
     assert_eq!(chosen.scenarios, [Scenario::Load, Scenario::Retries]);
     assert_eq!((chosen.seconds, chosen.seed), (10, 3));
@@ -237,7 +300,7 @@ fn flags_that_make_no_sense_are_refused_with_a_reason() {
         ),
         (
             "--scenario load,floods",
-            "there is no scenario \"floods\"; there are load, capacity, tenants, retries",
+            "there is no scenario \"floods\"; there are load, capacity, tenants, retries, settings",
         ),
         ("--real --seed 1", "--seed says nothing to --real"),
     ] {

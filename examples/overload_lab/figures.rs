@@ -1,12 +1,13 @@
-//! What is drawn of the results: all figures, and here those of steady loads.
+//! What is drawn of the results: all figures, and here those of steady loads, and of settings.
 
 use crate::{
     lab::{Results, Scenario, spread_name},
     plot::{Axis, Figure, Mark, Panel, Series},
     protection::Protection,
-    scenario::{Case, PATIENCE},
+    scenario::{Case, FIRST, Outcome, PATIENCE},
+    settings::{Setting, fair, outcomes},
     simulation::Spread,
-    table::{latency, times},
+    table::{latency, tenths, times},
     timelines::{capacity, limits, retries, tenants},
 };
 
@@ -23,6 +24,7 @@ pub fn figures(results: &Results) -> Vec<(Scenario, Figure)> {
             }
             Scenario::Tenants => figures.push((scenario, tenants(results))),
             Scenario::Retries => figures.push((scenario, retries(results))),
+            Scenario::Settings => figures.push((scenario, settings(results))),
         }
     }
     figures
@@ -94,6 +96,7 @@ fn goodput(results: &Results) -> Figure {
                 protection,
                 title: protection.name().into(),
                 note: format!("at worst {:.1} % from 2× on", 100.0 * worst),
+                x: None,
                 bands: Vec::new(),
                 series: std::iter::once(ideal()).chain(series).collect(),
             }
@@ -142,6 +145,7 @@ fn latencies(results: &Results) -> Figure {
                     latency(worst.p50),
                     latency(worst.p99)
                 ),
+                x: None,
                 bands: Vec::new(),
                 series: vec![
                     Series {
@@ -158,6 +162,95 @@ fn latencies(results: &Results) -> Figure {
             (Mark::Solid, "p99".into()),
             (Mark::Dashed, "p50".into()),
             (Mark::Ideal, "clients have given up".into()),
+        ],
+    }
+}
+
+/// Values at even distances, whatever they are.
+fn value_axis(ticks: Vec<(f64, String)>) -> Axis {
+    let beside = 0.6;
+    Axis {
+        label: "value of the setting",
+        from: -beside,
+        to: ticks.len() as f64 - 1.0 + beside,
+        log: false,
+        ticks,
+    }
+}
+
+fn settings(results: &Results) -> Figure {
+    let panel = |setting: Setting| {
+        let outcomes = outcomes(results, setting);
+        let series = |mark, name: &str, of: &dyn Fn(usize, &Outcome) -> (f64, String)| {
+            let mut series = Series {
+                mark,
+                points: Vec::new(),
+                says: Vec::new(),
+            };
+            for (i, (value, outcome)) in outcomes.iter().enumerate() {
+                let (y, text) = of(*value, outcome);
+                series.points.push((i as f64, y));
+                let value = setting.shown(*value);
+                series.says.push(format!("{value}, {name}: {text}"));
+            }
+            series
+        };
+        let share = |share: f64| (share, format!("{} %", tenths(share)));
+        let p99 = series(Mark::Dashed, "p99", &|_, outcome| {
+            let p99 = outcome.parts[1].p99;
+            (p99 / PATIENCE.as_secs_f64(), latency(p99))
+        });
+        let goodput =
+            |part: usize| move |_, outcome: &Outcome| share(outcome.parts[part].goodput());
+        let good = series(Mark::Solid, "goodput", &goodput(1));
+        let series = match setting {
+            Setting::Initial => {
+                let name = format!("goodput in the first {FIRST} s");
+                vec![p99, series(Mark::Dotted, &name, &goodput(0)), good]
+            }
+            Setting::Weight => {
+                let mut ideal = series(Mark::Ideal, "", &|weight, _| share(fair(weight)));
+                ideal.says = vec!["w/(w+1)".into()];
+                let got = series(Mark::Solid, "its share", &|_, it| share(it.share()));
+                vec![got, ideal]
+            }
+            _ => vec![p99, good],
+        };
+        let ticks = outcomes.iter().enumerate();
+        let mut ticks: Vec<_> = ticks
+            .map(|(i, (value, _))| (i as f64, value.to_string()))
+            .collect();
+        if let [.., tight, _] = &mut ticks[8.min(outcomes.len())..] {
+            tight.1.clear();
+        }
+        let [protection] = *setting.protection();
+        Panel {
+            protection,
+            title: match setting {
+                Setting::Target => format!("{}, ms", setting.name()),
+                Setting::Weight => format!("{}: share of the service", setting.name()),
+                _ => setting.name().into(),
+            },
+            note: setting.stack(),
+            x: Some(value_axis(ticks)),
+            bands: Vec::new(),
+            series,
+        }
+    };
+    Figure {
+        name: "settings",
+        title: "What a wrong setting does at 2× load".into(),
+        x: value_axis(Vec::new()),
+        y: Axis::percent(
+            "goodput as a share of capacity, and p99 as a share of the 1 s that clients wait",
+            1.5,
+        ),
+        panels: Setting::ALL.map(panel).into(),
+        legend: vec![
+            (Mark::Solid, "goodput, or share of the service".into()),
+            (Mark::Dotted, format!("goodput in the first {FIRST} s")),
+            (Mark::Dashed, "p99 (at the top: 1.5 s or more)".into()),
+            (Mark::Ideal, "by weight: w/(w+1)".into()),
         ],
     }
 }

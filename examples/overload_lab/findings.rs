@@ -3,8 +3,9 @@
 
 use crate::{
     lab::{Results, Scenario},
-    protection::Protection,
-    scenario::{Case, Part, WELL},
+    protection::{LIMIT, Protection},
+    scenario::{Case, FIRST, Outcome, Part, WELL},
+    settings::{self, Setting},
     table::{latency, percent, seconds},
 };
 
@@ -38,6 +39,7 @@ pub fn findings(results: &Results, scenario: Scenario) -> Vec<String> {
         Scenario::Capacity => capacity(results),
         Scenario::Tenants => tenants(results),
         Scenario::Retries => retries(results),
+        Scenario::Settings => settings(results),
     }
 }
 
@@ -204,6 +206,73 @@ fn retries(results: &Results) -> Vec<String> {
         ));
     }
     found
+}
+
+fn settings(results: &Results) -> Vec<String> {
+    let part = |setting, value| {
+        let mut outcomes = settings::outcomes(results, setting).into_iter();
+        let found = outcomes.find(|(it, _)| *it == value).expect("it was tried");
+        &found.1.parts[1]
+    };
+    let both = |setting, unit: &'static str| {
+        move |value: usize| {
+            let Part { p99, .. } = part(setting, value);
+            let goodput = percent(part(setting, value).goodput());
+            format!("{value}{unit}: {goodput} (p99 {})", latency(*p99))
+        }
+    };
+    let found = |(initial, outcome): &(usize, &Outcome)| {
+        let (first, found) = (outcome.parts[0].goodput(), seconds(outcome.found()));
+        format!("{initial}: {found} s, {}", percent(first))
+    };
+    let found = settings::outcomes(results, Setting::Initial)
+        .iter()
+        .map(found)
+        .collect::<Vec<_>>();
+    let (least, most) = (settings::outcomes(results, Setting::Initial).iter())
+        .map(|(_, outcome)| outcome.parts[1].goodput())
+        .fold((f64::INFINITY, 0.0_f64), |(least, most), it| {
+            (least.min(it), most.max(it))
+        });
+    let off = (settings::outcomes(results, Setting::Weight).iter())
+        .map(|(weight, outcome)| (outcome.share() - settings::fair(*weight)).abs())
+        .fold(0.0, f64::max);
+    vec![
+        format!(
+            "A limit that is too low leaves workers idle. One that is too high moves the queue into the server, and costs \
+             latency first, then everything: {}.",
+            [4, LIMIT, 128, 512]
+                .map(both(Setting::Limit, ""))
+                .join("; ")
+        ),
+        format!(
+            "A queue is good for as many as get done while clients wait, and no more. Of max_waiting: {}.",
+            [0, 64, 160, 640]
+                .map(both(Setting::MaxWaiting, ""))
+                .join("; ")
+        ),
+        format!(
+            "CoDel's target is about the latency: {}.",
+            [5, 25, 100, 400]
+                .map(both(Setting::Target, " ms"))
+                .join("; ")
+        ),
+        format!(
+            "How long Vegas takes to find the limit, and goodput in the first {FIRST} s, by where it begins: {}. Too low costs \
+             goodput until then, too high costs latency. Afterwards goodput is from {:.1} to {:.1} %.",
+            found.join("; "),
+            100.0 * least,
+            100.0 * most
+        ),
+        format!(
+            "A max that is too low is a fixed limit that is too low: {}.",
+            [4, 8, 16, 1000].map(both(Setting::Max, "")).join("; ")
+        ),
+        format!(
+            "By weight a tenant should get w/(w+1) of the service. It does, to within {:.1} %.",
+            100.0 * off
+        ),
+    ]
 }
 
 /// `a, b and c`.

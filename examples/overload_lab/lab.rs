@@ -11,6 +11,7 @@ use std::{
 use crate::{
     protection::Protection,
     scenario::{Case, Outcome, WELL},
+    settings::Setting,
     simulation::Spread,
 };
 
@@ -20,10 +21,17 @@ pub enum Scenario {
     Capacity,
     Tenants,
     Retries,
+    Settings,
 }
 
 impl Scenario {
-    pub const ALL: [Self; 4] = [Self::Load, Self::Capacity, Self::Tenants, Self::Retries];
+    pub const ALL: [Self; 5] = [
+        Self::Load,
+        Self::Capacity,
+        Self::Tenants,
+        Self::Retries,
+        Self::Settings,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -31,6 +39,7 @@ impl Scenario {
             Self::Capacity => "capacity",
             Self::Tenants => "tenants",
             Self::Retries => "retries",
+            Self::Settings => "settings",
         }
     }
 }
@@ -104,6 +113,7 @@ impl Plan {
                 Scenario::Capacity => cases.push(Case::Capacity),
                 Scenario::Tenants => cases.push(Case::Tenants),
                 Scenario::Retries => cases.push(Case::Retries),
+                Scenario::Settings => cases.extend(Setting::cases()),
             }
         }
         cases
@@ -112,7 +122,7 @@ impl Plan {
     /// Runs all of it, and tells how many are done, of how many, whenever one is.
     pub fn run(&self, progress: impl Fn(usize, usize) + Sync) -> Results {
         let trials: Vec<_> = (self.cases().into_iter())
-            .flat_map(|case| Protection::ALL.map(|protection| (case, protection)))
+            .flat_map(|case| (case.protections().iter()).map(move |protection| (case, *protection)))
             .collect();
         // The longest first, so that no thread is left with one of them in the end. Each trial is a world of
         // its own: who runs it, and when, makes no difference.

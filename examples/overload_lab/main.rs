@@ -17,6 +17,7 @@ mod protection;
 mod real;
 mod report;
 mod scenario;
+mod settings;
 #[path = "../../tests/support/simulation.rs"]
 mod simulation;
 mod style;
@@ -75,6 +76,11 @@ fn simulate(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             let file = folder.join(format!("{}.svg", figure.name));
             write(&file, &figure.svg(true))?;
             println!("A plot: {}", file.display());
+        }
+        for &scenario in &plan.scenarios {
+            let file = folder.join(format!("{}.md", scenario.name()));
+            write(&file, &table::markdown(&results, scenario))?;
+            println!("Its tables: {}", file.display());
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use crate::{
     plot::key,
     protection::Protection,
     scenario::{CAPACITY, Case, Part, WELL},
+    settings::{self, Setting},
     table::{latency, percent, seconds, times},
 };
 
@@ -80,6 +81,29 @@ pub fn parts(out: &mut String, results: &Results, case: Case) {
             }
             cells
         });
+    }
+}
+
+/// A table for each setting.
+pub fn settings_numbers(out: &mut String, results: &Results) {
+    for (setting, table) in Setting::ALL.into_iter().zip(settings::tables(results)) {
+        let heads: String = (table.heads.iter())
+            .map(|head| format!("<th>{head}</th>"))
+            .collect();
+        let colour = key(setting.protection()[0]);
+        put(
+            out,
+            format_args!(
+                "<div class=\"scroll\"><table>\n<caption>{}: {}</caption>\n\
+                 <thead><tr><th></th>{heads}</tr></thead>\n<tbody style=\"--c:var(--{colour})\">",
+                table.name, table.about
+            ),
+        );
+        for (value, cells) in table.rows {
+            let cells: String = cells.into_iter().map(plain).collect();
+            put(out, format_args!("<tr><th>{value}</th>{cells}</tr>"));
+        }
+        put(out, format_args!("</tbody></table></div>"));
     }
 }
 

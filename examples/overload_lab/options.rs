@@ -19,11 +19,13 @@ usage: cargo run --release --example overload_lab -- [options]
                        capacity  the server gets slower, and faster again
                        tenants   one of eight tenants asks for everything
                        retries   an outage of five seconds, clients that retry
+                       settings  what wrong values of settings do, at 2 times
   --seconds N        how long each load is measured, in simulated seconds, from
                      10 to 3600 (240); other scenarios last in proportion
   --seed N           other chances (1)
   --output FILE      where the report goes (overload_lab.html in target/)
-  --plots DIR        also write each plot into DIR, as an SVG file
+  --plots DIR        also write each plot into DIR, as an SVG file, and
+                     the tables of each scenario, as Markdown
   --short            a few loads, exponential service times, 40 seconds each
   --real             instead of all that: a real axum server, real connections
                      and the real clock, for less than a minute

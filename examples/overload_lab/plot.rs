@@ -1,4 +1,5 @@
-//! Small multiples as SVG: a panel for each protection, the same axes in all of them, light or dark.
+//! Small multiples as SVG: a panel for each protection, the same axes in all of them, light or
+//! dark.
 
 use std::fmt::Write;
 
@@ -28,6 +29,8 @@ pub struct Panel {
     pub protection: Protection,
     pub title: String,
     pub note: String,
+    /// Its own, where panels are of different things.
+    pub x: Option<Axis>,
     /// Times that are set off, and what is written there.
     pub bands: Vec<(f64, f64, String)>,
     pub series: Vec<Series>,
@@ -138,6 +141,7 @@ impl Figure {
     fn panel(&self, svg: &mut String, panel: &Panel, left: f64, top: f64, first: bool) {
         let (title, note) = (escape(&panel.title), escape(&panel.note));
         let colour = key(panel.protection);
+        let x_axis = panel.x.as_ref().unwrap_or(&self.x);
         put(
             svg,
             format_args!("<g style=\"--c:var(--{colour})\" transform=\"translate({left} {top})\">"),
@@ -147,7 +151,7 @@ impl Figure {
             format_args!("<text class=\"p\" y=\"-30\">{title}</text><text y=\"-16\">{note}</text>"),
         );
         for (from, to, text) in &panel.bands {
-            let (from, to) = (WIDTH * self.x.at(*from), WIDTH * self.x.at(*to));
+            let (from, to) = (WIDTH * x_axis.at(*from), WIDTH * x_axis.at(*to));
             let (wide, middle) = (to - from, (from + to) / 2.0);
             put(
                 svg,
@@ -177,8 +181,8 @@ impl Figure {
                 );
             }
         }
-        for (value, text) in &self.x.ticks {
-            let (share, y) = (self.x.at(*value), HEIGHT + 14.0);
+        for (value, text) in &x_axis.ticks {
+            let (share, y) = (x_axis.at(*value), HEIGHT + 14.0);
             // Those at the ends stay within the panel.
             let anchor = match share {
                 share if share > 0.95 => " class=\"r\"",
@@ -192,15 +196,15 @@ impl Figure {
             );
         }
         for series in &panel.series {
-            self.series(svg, series);
+            self.series(svg, x_axis, series);
         }
         put(svg, format_args!("</g>"));
     }
 
-    fn series(&self, svg: &mut String, series: &Series) {
+    fn series(&self, svg: &mut String, x_axis: &Axis, series: &Series) {
         let places: Vec<_> = (series.points.iter())
             .filter(|(_, y)| y.is_finite())
-            .map(|(x, y)| (WIDTH * self.x.at(*x), HEIGHT * (1.0 - self.y.at(*y))))
+            .map(|(x, y)| (WIDTH * x_axis.at(*x), HEIGHT * (1.0 - self.y.at(*y))))
             .collect();
         let Some(((first, _), (last, _))) = places.first().zip(places.last()) else {
             return;

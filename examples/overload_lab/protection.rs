@@ -25,7 +25,12 @@ use crate::{
 pub const LIMIT: usize = WORKERS + 4;
 
 /// How long a request may wait in the queues that have a bound in time.
-const WAIT: Duration = Duration::from_millis(200);
+pub const WAIT: Duration = Duration::from_millis(200);
+
+/// As it is on a machine with two processors: runs are to repeat on any.
+pub fn by_age() -> CoDelConfig {
+    CoDelConfig::default().min_concurrency(2)
+}
 
 /// By tenant.
 const TENANTS: [&str; 8] = ["noisy", "a", "b", "c", "d", "e", "f", "g"];
@@ -101,8 +106,6 @@ impl Protection {
 
     /// Puts it in front of a server.
     pub fn protect(self, seed: u64, server: Server) -> Site {
-        // As it is on a machine with two processors: runs are to repeat on any.
-        let by_age = || CoDelConfig::default().min_concurrency(2);
         let limit = || ConcurrencyLimitLayer::new(LIMIT);
         let fixed = || Some(LIMIT);
         match self {
@@ -160,7 +163,11 @@ pub struct Site {
 }
 
 impl Site {
-    fn new<L, F>(seed: u64, server: Server, layers: impl FnOnce() -> (ServiceBuilder<L>, F)) -> Self
+    pub fn new<L, F>(
+        seed: u64,
+        server: Server,
+        layers: impl FnOnce() -> (ServiceBuilder<L>, F),
+    ) -> Self
     where
         L: Layer<Inner, Service: Stack + 'static>,
         F: Fn() -> Option<usize> + 'static,

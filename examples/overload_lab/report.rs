@@ -4,7 +4,7 @@ use crate::{
     figures::figures,
     findings,
     lab::{Results, Scenario, spread_name},
-    numbers::{judged, load_numbers, parts, put, table},
+    numbers::{judged, load_numbers, parts, put, settings_numbers, table},
     plot::escape,
     protection::LIMIT,
     scenario::{CAPACITY, Case, OUTAGE, PATIENCE, RETRY, WELL, WORK, WORKERS},
@@ -65,6 +65,7 @@ pub fn html(results: &Results) -> String {
             Scenario::Capacity => parts(out, results, Case::Capacity),
             Scenario::Tenants => parts(out, results, Case::Tenants),
             Scenario::Retries => parts(out, results, Case::Retries),
+            Scenario::Settings => settings_numbers(out, results),
         }
         put(out, format_args!("</details>"));
     }
@@ -160,6 +161,13 @@ fn about(scenario: Scenario) -> (&'static str, String) {
                 PATIENCE.as_secs(),
                 RETRY.pause.as_millis()
             ),
+        ),
+        Scenario::Settings => (
+            "A wrong setting",
+            "Twice the load that the server can take, exponential service times, and one setting that is changed, from \
+             far too low to far too high. Each value is tried for ten seconds before it is measured. Weights are those of \
+             one of two tenants, each of which asks for twice what there is; the other has a weight of 1."
+                .into(),
         ),
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::{
     protection::Protection,
+    settings::{FLOOD, LOAD, Setting},
     simulation::{Retry, Seen, Server, Spread},
 };
 
@@ -28,9 +29,12 @@ pub const NOISY: f64 = 5.0;
 /// How long the server stands still before the retry storm.
 pub const OUTAGE: f64 = 5.0;
 
+/// How long a setting is tried before it is measured, in seconds.
+pub const FIRST: f64 = 10.0;
+
 /// What is looked at at a time, and how much of that makes a judgement.
-const SLICE: Duration = Duration::from_millis(500);
-const WINDOW: usize = 10;
+pub const SLICE: Duration = Duration::from_millis(500);
+pub const WINDOW: usize = 10;
 
 /// What counts as doing well, as a share of what is possible.
 pub const WELL: f64 = 0.95;
@@ -45,6 +49,8 @@ pub enum Case {
     Tenants,
     /// The server stands still for a while, and clients try again.
     Retries,
+    /// Twice what the server can do, and a value of a setting.
+    Setting(Setting, usize),
 }
 
 /// A part of a case: what is asked for, and what there is.
@@ -62,6 +68,14 @@ impl Case {
         match self {
             Self::Load(_, load) => load,
             _ => 1.0,
+        }
+    }
+
+    /// Those that it is run with.
+    pub fn protections(&self) -> &'static [Protection] {
+        match self {
+            Self::Setting(setting, _) => setting.protection(),
+            _ => &Protection::ALL,
         }
     }
 
@@ -100,6 +114,15 @@ impl Case {
                     phase("quiet again", 1.0 / 3.0, WORKERS, &quiet),
                 ]
             }
+            Self::Setting(setting, _) => {
+                let loads: &[f64] = match setting {
+                    Setting::Weight => &[FLOOD; 2],
+                    _ => &[LOAD],
+                };
+                let mut first = phase("first", 0.0, WORKERS, loads);
+                first.seconds = FIRST;
+                vec![first, phase("later", 1.0, WORKERS, loads)]
+            }
             Self::Retries => {
                 let mut outage = phase("outage", 0.0, 0, &[0.9]);
                 outage.seconds = OUTAGE;
@@ -119,9 +142,14 @@ impl Case {
             Self::Capacity => (Spread::Exponential, 1),
             Self::Tenants => (Spread::Exponential, 2),
             Self::Retries => (Spread::Exponential, 3),
+            Self::Setting(..) => (Spread::Exponential, 4),
         };
         let seed = seed.wrapping_mul(10_000).wrapping_add(number);
-        let mut site = protection.protect(seed, Server::new(WORKERS, WORK, spread));
+        let server = Server::new(WORKERS, WORK, spread);
+        let mut site = match self {
+            Self::Setting(setting, value) => setting.protect(value, seed, server),
+            _ => protection.protect(seed, server),
+        };
         site.clients(PATIENCE, (self == Self::Retries).then_some(RETRY));
         let mut outcome = Outcome {
             protection,

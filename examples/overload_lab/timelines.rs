@@ -70,6 +70,7 @@ pub fn capacity(results: &Results) -> Figure {
                     percent(slow.goodput()),
                     percent(more.goodput())
                 ),
+                x: None,
                 bands: every_other(outcome),
                 series: vec![
                     Series {
@@ -116,6 +117,7 @@ pub fn limits(results: &Results) -> Figure {
                 last(2),
                 last(3)
             ),
+            x: None,
             bands: every_other(outcome),
             series: vec![
                 Series {
@@ -200,6 +202,7 @@ pub fn tenants(results: &Results) -> Figure {
                     "quiet tenants get {} of theirs",
                     percent(part.quiet.unwrap_or(0.0))
                 ),
+                x: None,
                 bands: every_other(outcome),
                 series,
             }
@@ -231,6 +234,7 @@ pub fn retries(results: &Results) -> Figure {
                 protection,
                 title: protection.name().into(),
                 note: format!("{back}, {:.1} tries a request", after.amplified),
+                x: None,
                 bands: vec![(outcome.begins(1), outcome.begins(2), String::new())],
                 series: vec![
                     Series {
