@@ -166,15 +166,17 @@ fn latencies(results: &Results) -> Figure {
     }
 }
 
-/// Values at even distances, whatever they are.
-fn value_axis(ticks: Vec<(f64, String)>) -> Axis {
-    let beside = 0.6;
+/// Values at even distances, whatever they are. Where there are many, the last but one has no room for a label.
+fn value_axis(values: &[usize]) -> Axis {
+    let (count, beside) = (values.len(), 0.6);
+    let room = |(i, _): &(usize, &usize)| count <= 8 || i + 2 != count;
+    let ticks = values.iter().enumerate().filter(room);
     Axis {
         label: "value of the setting",
         from: -beside,
-        to: ticks.len() as f64 - 1.0 + beside,
+        to: count as f64 - 1.0 + beside,
         log: false,
-        ticks,
+        ticks: ticks.map(|(i, it)| (i as f64, it.to_string())).collect(),
     }
 }
 
@@ -216,13 +218,7 @@ fn settings(results: &Results) -> Figure {
             }
             _ => vec![p99, good],
         };
-        let ticks = outcomes.iter().enumerate();
-        let mut ticks: Vec<_> = ticks
-            .map(|(i, (value, _))| (i as f64, value.to_string()))
-            .collect();
-        if let [.., tight, _] = &mut ticks[8.min(outcomes.len())..] {
-            tight.1.clear();
-        }
+        let values: Vec<_> = outcomes.iter().map(|(value, _)| *value).collect();
         let [protection] = *setting.protection();
         Panel {
             protection,
@@ -232,7 +228,7 @@ fn settings(results: &Results) -> Figure {
                 _ => setting.name().into(),
             },
             note: setting.stack(),
-            x: Some(value_axis(ticks)),
+            x: Some(value_axis(&values)),
             bands: Vec::new(),
             series,
         }
@@ -240,7 +236,7 @@ fn settings(results: &Results) -> Figure {
     Figure {
         name: "settings",
         title: "What a wrong setting does at 2× load".into(),
-        x: value_axis(Vec::new()),
+        x: value_axis(&[]),
         y: Axis::percent(
             "goodput as a share of capacity, and p99 as a share of the 1 s that clients wait",
             1.5,

@@ -66,7 +66,10 @@ impl Setting {
             Self::Target => format!("CoDel → ConcurrencyLimit({LIMIT})"),
             Self::Initial => "LoadShed → Vegas, limits(1, n, 1000)".into(),
             Self::Max => format!("LoadShed → Vegas, limits(1, ≤ {LIMIT}, n)"),
-            Self::Weight => format!("Wfq → ConcurrencyLimit({LIMIT})"),
+            Self::Weight => {
+                let wait = WAIT.as_millis();
+                format!("Wfq, max_wait {wait} ms → ConcurrencyLimit({LIMIT})")
+            }
         }
     }
 
