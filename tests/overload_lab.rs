@@ -149,12 +149,16 @@ fn a_wrong_setting_does_what_the_guide_says() {
     assert!(goodput(Setting::MaxWaiting, 160) >= WELL);
     assert!(goodput(Setting::MaxWaiting, 640) < 0.1);
     assert!(p99(Setting::Target, 400) > 2.0 * p99(Setting::Target, 100));
-    // Where Vegas begins matters little, where it has to end matters a lot.
+    // Where Vegas begins matters little in the end, where it has to stop matters a lot.
     for (initial, least) in [(1, WELL), (20, WELL), (200, 0.9)] {
         let outcome = find(Setting::Initial, initial);
         assert!(outcome.parts[1].goodput() >= least, "{:?}", outcome.parts);
         assert!(outcome.found().is_some(), "{initial}");
     }
+    // Until then too low costs goodput, and too high is found out late.
+    let [low, usual, high] = [1, 20, 200].map(|initial| find(Setting::Initial, initial));
+    assert!(low.parts[0].goodput() < 0.8 * usual.parts[0].goodput());
+    assert!(high.found() > usual.found());
     assert!(goodput(Setting::Max, 4) < 0.4);
     assert!(goodput(Setting::Max, 1000) >= WELL);
     for (weight, fair) in [
