@@ -1,6 +1,8 @@
 //! The overload lab's own promises: the same seed gives the same report, what is protected stays useful and
 //! what is not does not, and the report needs nothing but itself.
 
+#[path = "support/chromium.rs"]
+mod chromium;
 #[path = "../examples/overload_lab/figures.rs"]
 mod figures;
 #[path = "../examples/overload_lab/findings.rs"]
@@ -56,6 +58,26 @@ fn run(args: &str) -> Results {
 
 /// What most tests look at.
 static SHORT: LazyLock<Results> = LazyLock::new(|| run("--short"));
+
+#[tokio::test]
+async fn in_a_browser_the_report_opens_without_errors() {
+    let name = format!("overload-lab-{}.html", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    std::fs::write(&file, report::html(&SHORT)).unwrap();
+    if let Some(mut page) = chromium::open(&format!("file://{}", file.display())).await {
+        page.until("document.readyState === 'complete'").await;
+        let plots = page.eval("document.querySelectorAll('svg').length").await;
+        assert!(plots.as_u64().unwrap() >= 6, "{plots}");
+        // Nothing sticks out, and every plot has been laid out.
+        page.until("document.documentElement.scrollWidth <= innerWidth")
+            .await;
+        page.until("[...document.querySelectorAll('svg')].every(plot => plot.getBoundingClientRect().height > 50)")
+            .await;
+        assert_eq!(page.errors(), [""; 0]);
+        page.close().await;
+    }
+    std::fs::remove_file(file).unwrap();
+}
 
 #[test]
 fn a_seed_says_all() {
