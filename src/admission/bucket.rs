@@ -4,8 +4,8 @@
 //! # How it works
 //! Tokens are spent (see [`token_bucket`](crate::algorithm::token_bucket)) by being used or by being
 //! lost when the bucket overflows. What is used is one atomic word, with one bit, `QUEUED`, that says
-//! that somebody waits: taking a token is one compare-and-swap, and counts it. What is lost is beside
-//! it, and changes only when a full bucket is drawn on; it only ever grows, to what whoever draws on it
+//! that somebody waits: taking a token is one compare-and-swap, or where there are plenty one addition, and
+//! counts it. What is lost is beside it, and changes only when a full bucket is drawn on; it only ever grows, to what whoever draws on it
 //! computes from the same word. The rate rarely changes; it is read under a sequence lock, which costs
 //! a reader two loads.
 //!
@@ -37,6 +37,11 @@ use crate::{
 
 const QUEUED: u64 = 1;
 const ONE: u64 = 2;
+
+/// Where so many more are there, tokens are taken first and asked for then, which no other thread can get in the
+/// way of. If they were not there after all, because as many threads did so at once, they are put back; in between,
+/// others see fewer than there are.
+const PLENTY: u64 = 256;
 
 // In this order, so that threads that fight for the word's cache line do not lose what they only read.
 #[repr(C)]
@@ -153,10 +158,27 @@ impl Bucket {
 
     #[inline(always)]
     fn try_take(&self, n: u64) -> bool {
+        self.try_take_with(n, PLENTY)
+    }
+
+    #[inline(always)]
+    fn try_take_with(&self, n: u64, plenty: u64) -> bool {
         let now = self.clock.nanos(); // a call, so before what is kept in registers
         let refill = self.refill.load();
         let mut word = self.word.load(Acquire);
         while word & QUEUED == 0 {
+            if self
+                .taken(&refill, word, now, n.saturating_add(plenty))
+                .is_some()
+            {
+                let before = self.word.fetch_add(n * ONE, AcqRel);
+                if before == word || self.had(&refill, before, now, n) {
+                    return true;
+                }
+                self.give_back(n);
+                word = self.word.load(Acquire);
+                continue;
+            }
             let Some(taken) = self.taken(&refill, word, now, n) else {
                 return false;
             };
@@ -166,6 +188,12 @@ impl Bucket {
             }
         }
         false
+    }
+
+    /// Whether `n` tokens were there to be taken, when they have been.
+    #[inline]
+    fn had(&self, refill: &Refill, before: u64, now: u64, n: u64) -> bool {
+        before & QUEUED == 0 && refill.take(self.spent(before), now, n).is_some()
     }
 
     /// Where others wait, they may only have been slow to look.

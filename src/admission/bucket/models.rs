@@ -47,6 +47,50 @@ fn no_token_is_taken_twice() {
     });
 }
 
+/// As if two were plenty for three threads. Nobody gets a token that is not there; somebody may see one less for a
+/// moment.
+#[test]
+fn no_token_is_taken_twice_where_they_are_taken_first() {
+    check(|| {
+        let bucket = bucket(2);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let bucket = bucket.clone();
+                thread::spawn(move || usize::from(bucket.try_take_with(1, 0)))
+            })
+            .collect();
+        let mut taken = usize::from(bucket.try_take_with(1, 0));
+        for thread in threads {
+            taken += thread.join().unwrap();
+        }
+        assert!((1..=2).contains(&taken));
+        let snapshot = bucket.snapshot();
+        assert_eq!(snapshot.tokens + snapshot.admitted, 2);
+        assert_eq!(snapshot.admitted, taken as u64);
+    });
+}
+
+/// Whoever waits gets the token that was taken ahead of it and put back.
+#[test]
+fn tokens_that_are_taken_first_and_put_back_reach_whoever_waits() {
+    check(|| {
+        let bucket = bucket(1);
+        let waiter = {
+            let bucket = bucket.clone();
+            thread::spawn(move || acquire(&bucket))
+        };
+        if bucket.try_take_with(1, 0) {
+            bucket.give_back(1);
+        }
+        waiter.join().unwrap();
+        let snapshot = bucket.snapshot();
+        assert_eq!(
+            (snapshot.tokens, snapshot.waiting, snapshot.admitted),
+            (0, 0, 1)
+        );
+    });
+}
+
 #[test]
 fn no_token_is_taken_twice_when_the_bucket_overflows() {
     check(|| {
