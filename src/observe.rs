@@ -139,7 +139,7 @@
 //! when it is over, and the counts in them leave nothing out. In a flood one refusal in sixteen is looked at, so a
 //! line may come fifteen refusals late. That it is over has to be noticed by somebody: whoever takes a snapshot, the
 //! next one that is refused, and for limits also every 16 384th request that completes. A layer by key tells
-//! of all its keys together.
+//! of all its keys together, but for a keyed breaker, which has a line for each circuit that changes.
 //!
 //! Layers that are [on trial](crate::shadow) write the same lines, with the field `shadow=true`.
 //!

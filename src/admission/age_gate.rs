@@ -43,6 +43,7 @@ pub(crate) struct AgeGate {
     made: Instant,
     /// Whether a queue stood when the law was last brought up to date. The log's business alone.
     stands: AtomicBool,
+    /// Whether it was ever asked on trial: then all that the log is told says so.
     on_trial: AtomicBool,
 }
 

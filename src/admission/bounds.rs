@@ -142,19 +142,16 @@ impl Bounds {
         (max_wait != NO_BOUND).then(|| Duration::from_nanos(max_wait))
     }
 
-    fn counter(&self, reason: Reason) -> &AtomicU64 {
-        match reason {
+    /// Counts a refusal; says how many there were before for that reason.
+    pub(crate) fn count(&self, reason: Reason) -> u64 {
+        let count = match reason {
             Reason::QueueFull => &self.queue_full,
             Reason::WaitTimeout => &self.wait_timeout,
             Reason::TooOld => &self.too_old,
             Reason::Quota => &self.quota,
             _ => &self.at_limit,
-        }
-    }
-
-    /// Counts a refusal; says how many there were before for that reason.
-    pub(crate) fn count(&self, reason: Reason) -> u64 {
-        self.counter(reason).fetch_add(1, Relaxed)
+        };
+        count.fetch_add(1, Relaxed)
     }
 
     /// Has the log told of a refusal that was counted, if that is news. What listens there may come back to

@@ -5,9 +5,9 @@
 //! Tokens are spent (see [`token_bucket`](crate::algorithm::token_bucket)) by being used or by being
 //! lost when the bucket overflows. What is used is one atomic word, with one bit, `QUEUED`, that says
 //! that somebody waits: taking a token is one compare-and-swap, or where there are plenty one addition, and
-//! counts it. What is lost is beside it, and changes only when a full bucket is drawn on; it only ever grows, to what whoever draws on it
-//! computes from the same word. The rate rarely changes; it is read under a sequence lock, which costs
-//! a reader two loads.
+//! counts it. What is lost is beside it, and changes only when a full bucket is drawn on; it only ever grows,
+//! to what whoever draws on it computes from the same word, or an older one. The rate rarely changes; it is
+//! read under a sequence lock, which costs a reader two loads.
 //!
 //! Nobody gives tokens back as permits are given back: time brings them. Each caller that waits is told
 //! when its tokens will be there, sets a timer for that, and when it fires gives what tokens there are

@@ -169,11 +169,10 @@ async fn run<G, Q, X>(mut service: G, request: Q, stand_in: StandIn<X>, counts: 
 where
     G: Service<Q, Error: Into<BoxError>>,
 {
-    let mut undecided = Undecided(Some(counts));
-    let mut request = Some(request);
+    let counts = FailedIfPanicking(counts);
     let mut response = pin!(async move {
         poll_fn(|cx| service.poll_ready(cx)).await?;
-        let response = service.call(request.take().expect("it is sent once"));
+        let response = service.call(request);
         drop(service); // as servers do
         response.await
     });
@@ -181,38 +180,29 @@ where
     let result = poll_fn(|cx| {
         let polled = events::in_shadow(|| response.as_mut().poll(cx));
         if !mem::replace(&mut has_come, true) && polled.is_pending() && !stand_in.is_called() {
-            undecided.count(|counts| _ = counts.waited.fetch_add(1, Relaxed));
+            counts.0.waited.fetch_add(1, Relaxed);
         }
         polled
     })
     .await;
-    let Some(counts) = undecided.0.take() else {
-        return;
-    };
     if stand_in.is_called() {
         return; // it was let in, and how the real one went is nobody's decision
     }
     let error = result.err().map(Into::into);
     let refusal = error.as_ref().map(|error: &BoxError| error.as_ref());
     match refusal.and_then(|error| Overloaded::find(error)) {
-        Some(refusal) => counts.refused(refusal),
-        None => _ = counts.failed.fetch_add(1, Relaxed),
+        Some(refusal) => counts.0.refused(refusal),
+        None => _ = counts.0.failed.fetch_add(1, Relaxed),
     }
 }
 
 /// If the layers panic, they have failed.
-struct Undecided(Option<Arc<Counts>>);
+struct FailedIfPanicking(Arc<Counts>);
 
-impl Undecided {
-    fn count(&self, count: impl FnOnce(&Counts)) {
-        self.0.as_deref().map(count);
-    }
-}
-
-impl Drop for Undecided {
+impl Drop for FailedIfPanicking {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.count(|counts| _ = counts.failed.fetch_add(1, Relaxed));
+            self.0.failed.fetch_add(1, Relaxed);
         }
     }
 }
