@@ -6,54 +6,9 @@
 
 mod common;
 
-use std::{
-    sync::Barrier,
-    thread,
-    time::{Duration, Instant},
-};
-
-use common::{Ready, TokioClock, drive, governor_keyed, governor_quota, rate};
+use common::{Ready, TokioClock, clones, governor_keyed, governor_quota, rate, together};
 use criterion::{Criterion, criterion_group, criterion_main};
-use tower::{Layer, Service};
-
-const THREADS: usize = 2;
-
-/// How long it takes until each thread has made `requests` requests, each with a function of its own.
-fn together<F>(requests: u64, request: impl Fn(u64) -> F) -> Duration
-where
-    F: FnMut() -> bool + Send,
-{
-    let start = Barrier::new(THREADS + 1);
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS as u64)
-            .map(|thread| {
-                let (mut request, start) = (request(thread), &start);
-                scope.spawn(move || {
-                    start.wait();
-                    (0..requests).for_each(|_| assert!(request()));
-                })
-            })
-            .collect();
-        start.wait();
-        #[allow(clippy::disallowed_methods, reason = "a bench measures real time")]
-        let begun = Instant::now();
-        for thread in threads {
-            thread.join().expect("a thread that makes requests");
-        }
-        begun.elapsed()
-    })
-}
-
-/// Each thread drives a clone of the service.
-fn clones<S>(service: &S) -> impl Fn(u64) -> Box<dyn FnMut() -> bool + Send>
-where
-    S: Service<u64, Response = u64> + Clone + Send + 'static,
-{
-    |_| {
-        let mut service = service.clone();
-        Box::new(move || drive(&mut service))
-    }
-}
+use tower::Layer;
 
 fn concurrency_limit_two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("concurrency_limit_two_threads");

@@ -6,7 +6,10 @@ use std::{
     future::{Future, Ready as ReadyFuture, ready},
     hint::black_box,
     pin::pin,
+    sync::Barrier,
     task::{Context, Poll, Waker},
+    thread,
+    time::{Duration, Instant},
 };
 
 use tower::Service;
@@ -54,6 +57,46 @@ where
     match pin!(service.call(request)).poll(&mut cx) {
         Poll::Ready(result) => result.is_ok(),
         Poll::Pending => panic!("pending"),
+    }
+}
+
+/// So many threads share a limit.
+const THREADS: usize = 2;
+
+/// How long it takes until each thread has made `requests` requests, each with a function of its own.
+pub fn together<F>(requests: u64, request: impl Fn(u64) -> F) -> Duration
+where
+    F: FnMut() -> bool + Send,
+{
+    let start = Barrier::new(THREADS + 1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS as u64)
+            .map(|thread| {
+                let (mut request, start) = (request(thread), &start);
+                scope.spawn(move || {
+                    start.wait();
+                    (0..requests).for_each(|_| assert!(request()));
+                })
+            })
+            .collect();
+        start.wait();
+        #[allow(clippy::disallowed_methods, reason = "a bench measures real time")]
+        let begun = Instant::now();
+        for thread in threads {
+            thread.join().expect("a thread that makes requests");
+        }
+        begun.elapsed()
+    })
+}
+
+/// Each thread drives a clone of the service.
+pub fn clones<S>(service: &S) -> impl Fn(u64) -> Box<dyn FnMut() -> bool + Send>
+where
+    S: Service<u64, Response = u64> + Clone + Send + 'static,
+{
+    |_| {
+        let mut service = service.clone();
+        Box::new(move || drive(&mut service))
     }
 }
 
