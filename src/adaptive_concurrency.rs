@@ -365,7 +365,7 @@ where
 {
     type Response = H::Response;
 
-    #[inline]
+    #[inline(always)]
     fn until_done(self, response: Res) -> H::Response {
         self.complete(Ok(&response));
         H::from(self.permit).until_done(response)

@@ -1,9 +1,12 @@
 //! What a completed request says about the service, so that a layer can learn from it.
 
-use http::{Response, StatusCode};
+use http::{HeaderName, Response, StatusCode};
 
 pub use crate::algorithm::limit::Outcome;
 use crate::{BoxError, Overloaded};
+
+/// Made once: a name in a string is parsed each time that it is looked for.
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Tells what the result of a request says about the service.
 ///
@@ -104,7 +107,7 @@ fn of_response<B>(response: &Response<B>) -> Outcome {
     }
     match response
         .headers()
-        .get("grpc-status")
+        .get(&GRPC_STATUS)
         .map(|status| status.as_bytes())
     {
         None | Some(b"0") => Outcome::Success,

@@ -32,21 +32,26 @@ thread_local! {
     static PASSED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Calls an inner service, and tells it what time it is: layers that are called one inside the other need
-/// not each look at the clock, which costs more than most of what else they do.
+/// Tells an inner service that is called meanwhile what time it is: layers that are called one inside the
+/// other need not each look at the clock, which costs more than most of what else they do.
 ///
 /// Whoever takes it may pass it on; nobody else is told, so that it does not get old.
 #[inline]
-pub(crate) fn passing<T>(now: Option<Instant>, call: impl FnOnce() -> T) -> T {
-    struct Forget;
-    impl Drop for Forget {
-        fn drop(&mut self) {
-            PASSED.set(None);
-        }
-    }
+pub(crate) fn pass(now: Option<Instant>) -> Passing {
     PASSED.set(now);
-    let _forget = Forget; // also if it panics
-    call()
+    Passing
+}
+
+/// A guard and not a function around the call: what a closure captures is copied into it, and a request is
+/// large.
+#[must_use = "it is told until this is dropped"]
+pub(crate) struct Passing;
+
+impl Drop for Passing {
+    #[inline]
+    fn drop(&mut self) {
+        PASSED.set(None);
+    }
 }
 
 /// What the layer outside has passed on, or a look at the clock.

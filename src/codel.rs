@@ -303,7 +303,8 @@ where
         };
         match entered {
             Ok(permit) => {
-                let future = clock::passing(Some(now), || self.inner.call(request));
+                let _passing = clock::pass(Some(now));
+                let future = self.inner.call(request);
                 ResponseFuture::admitted(future, permit.into())
             }
             Err(refusal) => {

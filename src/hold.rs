@@ -94,6 +94,7 @@ impl<P> From<P> for UntilBodyEnd<P> {
 impl<Res, P: Held> Hold<Res> for UntilResponse<P> {
     type Response = Res;
 
+    #[inline(always)] // a response is large, and a call would copy it
     fn until_done(self, response: Res) -> Res {
         response
     }
@@ -188,6 +189,7 @@ impl fmt::Debug for KeepPermits {
 impl<Res> Hold<Res> for () {
     type Response = Res;
 
+    #[inline(always)]
     fn until_done(self, response: Res) -> Res {
         response
     }

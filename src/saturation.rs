@@ -235,7 +235,8 @@ where
         let now = clock::passed();
         match watch.admit(now, || classify.classify(&request)) {
             Ok(()) => {
-                let future = clock::passing(Some(now), || self.inner.call(request));
+                let _passing = clock::pass(Some(now));
+                let future = self.inner.call(request);
                 ResponseFuture::admitted(future, ())
             }
             Err(refusal) => {

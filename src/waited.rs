@@ -53,17 +53,24 @@ impl Waited {
         WAITED.take()
     }
 
-    /// Calls an inner service, which can ask for it meanwhile.
+    /// Tells an inner service that is called meanwhile.
     #[inline]
-    pub(crate) fn around<T>(self, call: impl FnOnce() -> T) -> T {
-        struct Restore(Option<Waited>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                WAITED.set(self.0);
-            }
+    pub(crate) fn tell(self) -> Telling {
+        Telling {
+            before: WAITED.replace(Some(self)),
         }
-        // Also if it panics.
-        let _restore = Restore(WAITED.replace(Some(self)));
-        call()
+    }
+}
+
+/// A guard and not a function around the call, as in [`clock::pass`](crate::clock::pass).
+#[must_use = "it is told until this is dropped"]
+pub(crate) struct Telling {
+    before: Option<Waited>,
+}
+
+impl Drop for Telling {
+    #[inline]
+    fn drop(&mut self) {
+        WAITED.set(self.before);
     }
 }

@@ -251,7 +251,8 @@ where
             if let Poll::Ready(Ok(())) = polled {
                 running.send();
                 let now = gate.sent_at(&arrival, &waited);
-                let future = waited.around(|| clock::passing(now, || self.inner.call(request)));
+                let _told = (waited.tell(), clock::pass(now));
+                let future = self.inner.call(request);
                 return WfqResponseFuture::called(future, running);
             }
             // Whatever it has reserved goes with it. A limiter of another crate may have given it a place in its
