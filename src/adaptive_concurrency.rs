@@ -110,6 +110,7 @@ use crate::{
         gate::{self, Gate},
         governor::{Dispatched, Governor},
     },
+    clock::Now,
     concurrency_limit::Acquire,
     config::{AdaptiveConcurrencyConfig, Law},
     hold::sealed::Sealed,
@@ -233,6 +234,10 @@ impl<C, H> AdaptiveConcurrencyLayer<C, H> {
         }
     }
 
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
     /// A handle on this limit.
     pub fn handle(&self) -> Handle {
         Handle {
@@ -304,7 +309,8 @@ where
             Ok(()) => {
                 let permit = Permit::new(Arc::clone(self.claim.limiter()));
                 let sampling = Sampling {
-                    dispatched: permit.gate().governor().dispatch(permit.gate()),
+                    dispatched: (permit.gate().governor())
+                        .dispatch(permit.gate(), &mut Now::passed()),
                     permit,
                     classify: self.classify.clone(),
                     hold: PhantomData,
@@ -354,7 +360,7 @@ impl<C, H> Sampling<C, H> {
     {
         let outcome = self.classify.classify(result);
         let gate = self.permit.gate();
-        gate.governor().complete(gate, self.dispatched, outcome);
+        (gate.governor()).complete(gate, self.dispatched, outcome, &mut Now::default());
     }
 }
 

@@ -37,8 +37,8 @@ thread_local! {
 ///
 /// Whoever takes it may pass it on; nobody else is told, so that it does not get old.
 #[inline]
-pub(crate) fn pass(now: Option<Instant>) -> Passing {
-    PASSED.set(now);
+pub(crate) fn pass(now: &Now) -> Passing {
+    PASSED.set(now.0);
     Passing
 }
 
@@ -54,10 +54,21 @@ impl Drop for Passing {
     }
 }
 
-/// What the layer outside has passed on, or a look at the clock.
-#[inline]
-pub(crate) fn passed() -> Instant {
-    PASSED.take().unwrap_or_else(instant)
+/// One look at the clock, for all who want to know what time it is at some moment: the first of them looks.
+#[derive(Debug, Default)]
+pub(crate) struct Now(Option<Instant>);
+
+impl Now {
+    /// What the layer outside has passed on, if it has.
+    #[inline]
+    pub(crate) fn passed() -> Self {
+        Self(PASSED.take())
+    }
+
+    #[inline]
+    pub(crate) fn instant(&mut self) -> Instant {
+        *self.0.get_or_insert_with(instant)
+    }
 }
 
 /// A moment, for what has to be comparable between layers: each [`Clock`] counts from a moment of its
@@ -123,23 +134,13 @@ impl Clock {
         }
     }
 
-    /// The same, of what the layer outside has passed on.
+    /// The same at a moment at which others look at the clock too.
     #[inline]
-    pub(crate) fn passed_nanos(&self) -> u64 {
+    pub(crate) fn nanos_at(&self, now: &mut Now) -> u64 {
         match &self.0 {
-            Source::Tokio { started } => nanos_between(*started, passed()),
+            Source::Tokio { started } => nanos_between(*started, now.instant()),
             #[allow(unreachable_patterns, reason = "there are others with some features")]
             _ => self.nanos(),
-        }
-    }
-
-    /// The moment of such a reading, where it can be told to others.
-    #[inline]
-    pub(crate) fn instant_of(&self, nanos: u64) -> Option<Instant> {
-        match &self.0 {
-            Source::Tokio { started } => started.checked_add(Duration::from_nanos(nanos)),
-            #[allow(unreachable_patterns, reason = "there are others with some features")]
-            _ => None,
         }
     }
 

@@ -139,7 +139,7 @@ use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
     admission::{age_gate::AgeGate, shed},
-    clock,
+    clock::{self, Now},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
 };
@@ -197,6 +197,10 @@ impl<E, H> CoDelLayer<E, H> {
     pub fn name(self, name: &'static str) -> Self {
         self.gate.gate.bounds.set_name(name);
         self
+    }
+
+    pub(crate) fn gate(&self) -> &AgeGate {
+        &self.gate
     }
 
     /// A handle on this law.
@@ -288,7 +292,7 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let gate = &self.layer.gate;
-        let now = clock::passed();
+        let mut now = Now::passed();
         let entered = match mem::take(&mut self.wait) {
             Wait::InVain => gate.pass(),
             wait => {
@@ -298,12 +302,12 @@ where
                 } else {
                     0
                 };
-                gate.enter(submitted, waited, Waited::take(), now)
+                gate.enter(submitted, waited, Waited::take(), now.instant())
             }
         };
         match entered {
             Ok(permit) => {
-                let _passing = clock::pass(Some(now));
+                let _passing = clock::pass(&now);
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, permit.into())
             }

@@ -35,18 +35,21 @@
 //! There are no errors: refusals are answers. Otherwise as its parts. One value is one stack with one
 //! state, however often it is cloned and however many routes it is put around.
 
+mod gates;
+
 use std::fmt;
 
 use tower_layer::Layer;
 
+use self::gates::Parts;
+pub use self::gates::{Gates, GatesFuture, GatesService};
 use crate::{
-    AdaptiveConcurrency, AdaptiveConcurrencyLayer, ByStatus, CoDel, CoDelConfig, CoDelLayer,
-    ConfigError, LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer, Permit,
-    ShadowLayer, UntilBodyEnd, UntilResponse, Wfq, WfqConfig, WfqLayer, adaptive_concurrency,
-    codel,
+    AdaptiveConcurrencyLayer, ByStatus, CoDelConfig, CoDelLayer, ConfigError, OverloadResponse,
+    OverloadResponseLayer, ShadowLayer, UntilBodyEnd, UntilResponse, WfqConfig, WfqLayer,
+    adaptive_concurrency, codel,
     config::EdgeConfig,
     hold::HoldKind,
-    wfq::{self, FromExtension, Running},
+    wfq::{self, FromExtension},
 };
 
 /// The recommended stack, with what suits most servers. See the [module](mod@self) for what is in it.
@@ -54,11 +57,11 @@ pub fn edge() -> Edge {
     let EdgeConfig { wfq, codel, .. } = EdgeConfig::default();
     Edge {
         response: OverloadResponseLayer::new(),
-        gates: Gates {
+        gates: Gates::new(Parts {
             wfq: WfqLayer::new(wfq, FromExtension),
             codel: CoDelLayer::new(codel),
             adaptive: AdaptiveConcurrencyLayer::vegas().classify(ByStatus),
-        },
+        }),
     }
 }
 
@@ -68,13 +71,6 @@ pub fn edge() -> Edge {
 pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
     response: OverloadResponseLayer,
     gates: Gates<E, H>,
-}
-
-/// The layers of an [`Edge`] that decide: all but the one that answers.
-pub struct Gates<E = FromExtension, H: HoldKind = UntilResponse> {
-    wfq: WfqLayer<E, H::Of<Running>>,
-    codel: CoDelLayer,
-    adaptive: AdaptiveConcurrencyLayer<ByStatus, H::Of<Permit>>,
 }
 
 impl<E> Edge<E> {
@@ -106,36 +102,37 @@ impl<E> Edge<E> {
     /// If it makes no sense.
     pub fn configured(self, config: &EdgeConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        self.gates.adaptive.start_over(&config.adaptive)?;
+        (self.gates.parts().adaptive).start_over(&config.adaptive)?;
         self.handle().apply(config)?;
         Ok(self)
     }
 
     /// With this fair queue, for weights and bounds of its own.
     pub fn wfq<E2>(self, wfq: WfqLayer<E2>) -> Edge<E2> {
-        Edge {
-            response: self.response,
-            gates: Gates {
+        self.change(
+            |Parts {
+                 codel, adaptive, ..
+             }| Parts {
                 wfq,
-                codel: self.gates.codel,
-                adaptive: self.gates.adaptive,
+                codel,
+                adaptive,
             },
-        }
+        )
     }
 
     /// With this admission by age.
     ///
     /// # Panics
     /// As [`CoDelLayer::new`].
-    pub fn codel(mut self, config: CoDelConfig) -> Self {
-        self.gates.codel = CoDelLayer::new(config);
-        self
+    pub fn codel(self, config: CoDelConfig) -> Self {
+        let codel = CoDelLayer::new(config);
+        self.change(|parts| Parts { codel, ..parts })
     }
 
     /// With this adaptive limit, for bounds or a law of its own.
-    pub fn adaptive(mut self, adaptive: AdaptiveConcurrencyLayer) -> Self {
-        self.gates.adaptive = adaptive.classify(ByStatus);
-        self
+    pub fn adaptive(self, adaptive: AdaptiveConcurrencyLayer) -> Self {
+        let adaptive = adaptive.classify(ByStatus);
+        self.change(|parts| Parts { adaptive, ..parts })
     }
 
     /// With these answers.
@@ -147,13 +144,20 @@ impl<E> Edge<E> {
     /// Counts a request as in flight in the adaptive limit, and as served by the fair queue, until its
     /// response's body ends, fails or is dropped. See [`hold`](crate::hold). It comes last.
     pub fn hold_until_body_end(self) -> Edge<E, UntilBodyEnd> {
+        self.change(|parts| Parts {
+            wfq: parts.wfq.hold_until_body_end(),
+            codel: parts.codel,
+            adaptive: parts.adaptive.hold_until_body_end(),
+        })
+    }
+
+    fn change<E2, H: HoldKind>(
+        self,
+        change: impl FnOnce(Parts<E, UntilResponse>) -> Parts<E2, H>,
+    ) -> Edge<E2, H> {
         Edge {
             response: self.response,
-            gates: Gates {
-                wfq: self.gates.wfq.hold_until_body_end(),
-                codel: self.gates.codel,
-                adaptive: self.gates.adaptive.hold_until_body_end(),
-            },
+            gates: Gates::new(change(self.gates.parts().clone())),
         }
     }
 }
@@ -161,11 +165,37 @@ impl<E> Edge<E> {
 impl<E, H: HoldKind> Edge<E, H> {
     /// Handles on its parts.
     pub fn handle(&self) -> Handle {
+        let Parts {
+            wfq,
+            codel,
+            adaptive,
+        } = self.gates.parts();
         Handle {
-            wfq: self.gates.wfq.handle(),
-            codel: self.gates.codel.handle(),
-            adaptive: self.gates.adaptive.handle(),
+            wfq: wfq.handle(),
+            codel: codel.handle(),
+            adaptive: adaptive.handle(),
         }
+    }
+
+    /// Only what decides: refusals are errors, for those who have their own way to answer.
+    ///
+    /// ```
+    /// use http::{Request, Response};
+    /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+    /// use tower_backpressure::{BoxError, edge};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), BoxError> {
+    /// let mut service = ServiceBuilder::new()
+    ///     .layer(edge().gates())
+    ///     .service(service_fn(|_: Request<()>| async { Ok::<_, BoxError>(Response::new("served")) }));
+    ///
+    /// assert_eq!(*service.ready().await?.call(Request::new(())).await?.body(), "served");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn gates(self) -> Gates<E, H> {
+        self.gates
     }
 
     /// The whole stack on trial: it decides, and every request is served all the same. See
@@ -189,27 +219,11 @@ impl<E, H: HoldKind> Edge<E, H> {
 /// What [`Edge`] makes of a service.
 pub type EdgeService<S, E, H> = OverloadResponse<GatesService<S, E, H>>;
 
-/// What [`Gates`] make of a service.
-pub type GatesService<S, E, H> = Wfq<Admitted<S, H>, E, <H as HoldKind>::Of<Running>>;
-
-/// The part inside the fair queue.
-type Admitted<S, H> =
-    CoDel<AdaptiveConcurrency<LoadShed<S>, ByStatus, <H as HoldKind>::Of<Permit>>>;
-
 impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
     type Service = EdgeService<S, E, H>;
 
     fn layer(&self, inner: S) -> Self::Service {
         self.response.layer(self.gates.layer(inner))
-    }
-}
-
-impl<S, E, H: HoldKind> Layer<S> for Gates<E, H> {
-    type Service = GatesService<S, E, H>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        let admitted = self.adaptive.layer(LoadShedLayer::new().layer(inner));
-        self.wfq.layer(self.codel.layer(admitted))
     }
 }
 
@@ -222,29 +236,9 @@ impl<E, H: HoldKind> Clone for Edge<E, H> {
     }
 }
 
-impl<E, H: HoldKind> Clone for Gates<E, H> {
-    fn clone(&self) -> Self {
-        Self {
-            wfq: self.wfq.clone(),
-            codel: self.codel.clone(),
-            adaptive: self.adaptive.clone(),
-        }
-    }
-}
-
 impl<E, H: HoldKind> fmt::Debug for Edge<E, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Edge").field(&self.gates).finish()
-    }
-}
-
-impl<E, H: HoldKind> fmt::Debug for Gates<E, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gates")
-            .field("wfq", &self.wfq)
-            .field("codel", &self.codel)
-            .field("adaptive", &self.adaptive)
-            .finish()
     }
 }
 

@@ -132,11 +132,20 @@ where
     /// Without a `poll_ready` before it, refuses.
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        if std::mem::take(&mut self.ready) {
-            ResponseFuture::admitted(self.inner.call(request), ())
-        } else {
-            let refusal = self.refusal.take();
-            ResponseFuture::refused(refusal.unwrap_or_else(|| Box::new(NOT_READY)))
+        match self.take() {
+            Ok(inner) => ResponseFuture::admitted(inner.call(request), ()),
+            Err(refusal) => ResponseFuture::refused(refusal),
+        }
+    }
+}
+
+impl<S> LoadShed<S> {
+    /// The inner service, if it is to be called now.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Result<&mut S, Box<Overloaded>> {
+        match std::mem::take(&mut self.ready) {
+            true => Ok(&mut self.inner),
+            false => Err((self.refusal.take()).unwrap_or_else(|| Box::new(NOT_READY))),
         }
     }
 }

@@ -382,18 +382,24 @@ where
         Poll::Ready(Ok(()))
     }
 
+    #[inline]
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let caller = Caller::of(&request);
-        let state = match self.failed.take() {
-            None => State::Called {
+        let caller = Some(Caller::of(&request));
+        let settings = self.settings.clone();
+        // The future is large, so it is put where it belongs without a stop in between.
+        if let Some(error) = self.failed.take() {
+            return OverloadResponseFuture {
+                state: State::Failed { error: Some(error) },
+                caller,
+                settings,
+            };
+        }
+        OverloadResponseFuture {
+            state: State::Called {
                 future: self.inner.call(request),
             },
-            Some(error) => State::Failed { error: Some(error) },
-        };
-        OverloadResponseFuture {
-            state,
-            caller: Some(caller),
-            settings: self.settings.clone(),
+            caller,
+            settings,
         }
     }
 }

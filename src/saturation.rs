@@ -100,7 +100,9 @@ pub use self::{
 };
 pub use crate::algorithm::levels::{Level, Thresholds};
 use crate::{
-    BoxError, ConfigError, Overloaded, ResponseFuture, channel, clock, config::SaturationConfig,
+    BoxError, ConfigError, Overloaded, ResponseFuture, channel,
+    clock::{self, Now},
+    config::SaturationConfig,
     sync::Arc,
 };
 
@@ -232,10 +234,10 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let SaturationLayer { watch, classify } = &self.layer;
-        let now = clock::passed();
-        match watch.admit(now, || classify.classify(&request)) {
+        let mut now = Now::passed();
+        match watch.admit(now.instant(), || classify.classify(&request)) {
             Ok(()) => {
-                let _passing = clock::pass(Some(now));
+                let _passing = clock::pass(&now);
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, ())
             }

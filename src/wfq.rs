@@ -95,8 +95,7 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::response::Place;
-pub(crate) use self::response::Running;
+pub(crate) use self::response::{Place, Running};
 #[cfg(feature = "spiffe")]
 pub use self::spiffe::{FromSpiffe, spiffe_id};
 pub use self::{
@@ -113,7 +112,7 @@ use crate::{
         fair_gate::{Arrived, FairGate},
         shed,
     },
-    clock,
+    clock::{self, Now},
     sync::Arc,
 };
 
@@ -127,9 +126,9 @@ pub struct WfqLayer<E = FromExtension, H = UntilResponse<Running>> {
 }
 
 /// What all clones share, behind one pointer: servers clone a service for each request.
-struct Fair<E> {
-    gate: Arc<FairGate>,
-    extract: E,
+pub(crate) struct Fair<E> {
+    pub(crate) gate: Arc<FairGate>,
+    pub(crate) extract: E,
 }
 
 impl<E> WfqLayer<E> {
@@ -179,6 +178,10 @@ impl<E, H> WfqLayer<E, H> {
     pub fn name(self, name: &'static str) -> Self {
         self.fair.gate.bounds.set_name(name);
         self
+    }
+
+    pub(crate) fn fair(&self) -> &Fair<E> {
+        &self.fair
     }
 
     /// A handle on this queue.
@@ -243,15 +246,15 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         let Fair { gate, extract } = &*self.layer.fair;
         let cost = extract.cost(&request);
-        let mut arrived = gate.arrive(extract.tenant(&request).as_deref(), cost);
+        let mut now = Now::default();
+        let mut arrived = gate.arrive(extract.tenant(&request).as_deref(), cost, &mut now);
         let mut wakes = None;
         if let Arrived::Begins(arrival, charge, waited) = arrived {
             let mut running = Running::new(Arc::clone(gate), charge);
             let polled = shed::try_now(|cx| self.inner.poll_ready(cx));
             if let Poll::Ready(Ok(())) = polled {
                 running.send();
-                let now = gate.sent_at(&arrival, &waited);
-                let _told = (waited.tell(), clock::pass(now));
+                let _told = (waited.tell(), clock::pass(&now));
                 let future = self.inner.call(request);
                 return WfqResponseFuture::called(future, running);
             }

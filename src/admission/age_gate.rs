@@ -116,6 +116,19 @@ impl AgeGate {
         outside: Option<Waited>,
         now: Instant,
     ) -> Result<Permit, Box<Overloaded>> {
+        self.admit(submitted, waited, outside, now)?;
+        Ok(Permit::new(Arc::clone(&self.gate)))
+    }
+
+    /// The same for a caller that says itself when the request is [over](Gate::complete).
+    #[inline]
+    pub(crate) fn admit(
+        &self,
+        submitted: Option<SubmittedAt>,
+        waited: u64,
+        outside: Option<Waited>,
+        now: Instant,
+    ) -> Result<(), Box<Overloaded>> {
         let own = outside.map_or(0, |outside| nanos(outside.own)).max(waited);
         let oldest = outside.and_then(|outside| outside.oldest).map(nanos);
         let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now)));
@@ -131,7 +144,7 @@ impl AgeGate {
         age: u64,
         own: u64,
         oldest: Option<u64>,
-    ) -> Result<Permit, Box<Overloaded>> {
+    ) -> Result<(), Box<Overloaded>> {
         let mut law = self.rolled(now);
         let entry = Entry {
             age,
@@ -143,7 +156,7 @@ impl AgeGate {
         let admitted = verdict == Verdict::Admit && self.gate.try_admit(());
         drop(law);
         if admitted {
-            return Ok(Permit::new(Arc::clone(&self.gate)));
+            return Ok(());
         }
         Err(self.refuse(verdict, age.max(oldest.unwrap_or(0))))
     }

@@ -29,8 +29,6 @@ mod tenants;
 
 use std::{fmt, mem, num::NonZeroU32, task::Waker, time::Duration};
 
-use tokio::time::Instant;
-
 #[cfg(feature = "serde")]
 pub(crate) use self::tenants::A_WEIGHT;
 use self::tenants::Tenants;
@@ -47,7 +45,7 @@ use crate::{
         drain_rate::DrainRate,
         fair_queue::{Charge, FairQueue, Ticket},
     },
-    clock::Clock,
+    clock::{Clock, Now},
     sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
 };
 
@@ -232,8 +230,8 @@ impl FairGate {
     }
 
     /// A request comes.
-    pub(crate) fn arrive(&self, name: Option<&str>, cost: NonZeroU32) -> Arrived {
-        let now = self.clock.nanos();
+    pub(crate) fn arrive(&self, name: Option<&str>, cost: NonZeroU32, now: &mut Now) -> Arrived {
+        let now = self.clock.nanos_at(now);
         let named = name.and_then(|name| Some((self.key(name)?, name)));
         let mut state = lock(&self.state);
         let State { tenants, queue, .. } = &mut *state;
@@ -349,13 +347,6 @@ impl FairGate {
         }
     }
 
-    /// When a request that has waited so long is sent, for those further in.
-    #[inline]
-    pub(crate) fn sent_at(&self, arrival: &Arrival, waited: &Waited) -> Option<Instant> {
-        self.clock
-            .instant_of(arrival.at + waited.own.as_nanos() as u64)
-    }
-
     /// A request whose turn it is has been woken.
     pub(crate) fn note_woken(&self, ticket: &Ticket) {
         let now = self.clock.nanos();
@@ -365,8 +356,8 @@ impl FairGate {
     }
 
     /// A request whose turn it is can be sent; it is, unless it is another's turn by now.
-    pub(crate) fn begin(&self, ticket: &Ticket) -> (Begun, Wakes) {
-        let now = self.clock.nanos();
+    pub(crate) fn begin(&self, ticket: &Ticket, now: &mut Now) -> (Begun, Wakes) {
+        let now = self.clock.nanos_at(now);
         let mut state = lock(&self.state);
         let turn = state.turns.iter().position(|turn| turn.ticket == *ticket);
         let Turn { mut charge, .. } = state.turns.swap_remove(turn.expect("it is its turn"));
@@ -411,8 +402,8 @@ impl FairGate {
     }
 
     /// A request that was sent has ended, and is gone.
-    pub(crate) fn end(&self, charge: Charge, end: End) {
-        let now = self.clock.nanos();
+    pub(crate) fn end(&self, charge: Charge, end: End, now: &mut Now) {
+        let now = self.clock.nanos_at(now);
         let mut state = lock(&self.state);
         let tenant = charge.tenant();
         match end {

@@ -10,6 +10,7 @@ use super::gate::Gate;
 use crate::{
     Clock,
     algorithm::limit::{Bounds, Limit, Moved, Outcome, Report, Sample},
+    clock::Now,
     config,
     observe::events::{self, LimitMoved},
     sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
@@ -83,8 +84,8 @@ impl Governor {
 
     /// A request is handed to the inner service.
     #[inline]
-    pub(crate) fn dispatch(&self, gate: &Gate) -> Dispatched {
-        let at = self.clock.passed_nanos();
+    pub(crate) fn dispatch(&self, gate: &Gate, now: &mut Now) -> Dispatched {
+        let at = self.clock.nanos_at(now);
         let (in_flight, full) = gate.load_now();
         if self.probing.load(Relaxed) != 0 {
             self.admitted(gate, at, in_flight);
@@ -97,11 +98,17 @@ impl Governor {
     }
 
     /// The request has completed.
-    pub(crate) fn complete(&self, gate: &Gate, dispatched: Dispatched, outcome: Outcome) {
+    pub(crate) fn complete(
+        &self,
+        gate: &Gate,
+        dispatched: Dispatched,
+        outcome: Outcome,
+        now: &mut Now,
+    ) {
         if outcome == Outcome::Ignored {
             return;
         }
-        let now = self.clock.nanos();
+        let now = self.clock.nanos_at(now);
         let sample = Sample {
             now: Duration::from_nanos(now),
             rtt: Duration::from_nanos(now.saturating_sub(dispatched.at)),
@@ -291,8 +298,8 @@ mod models {
 
     fn run(gate: &Gate) {
         acquire(gate, ());
-        let dispatched = gate.governor().dispatch(gate);
-        gate.governor().complete(gate, dispatched, Outcome::Success);
+        let dispatched = gate.governor().dispatch(gate, &mut Now::default());
+        (gate.governor()).complete(gate, dispatched, Outcome::Success, &mut Now::default());
         gate.complete();
     }
 
@@ -329,9 +336,8 @@ mod models {
             let other = gate.clone();
             let thread = thread::spawn(move || run(&other));
             // Grows to 2, and nothing is given back.
-            let dispatched = gate.governor().dispatch(&gate);
-            gate.governor()
-                .complete(&gate, dispatched, Outcome::Success);
+            let dispatched = gate.governor().dispatch(&gate, &mut Now::default());
+            (gate.governor()).complete(&gate, dispatched, Outcome::Success, &mut Now::default());
             thread.join().unwrap();
             assert_eq!(gate.snapshot().in_flight, 1);
         });

@@ -16,7 +16,7 @@ use crate::{
     BoxError, Hold, Overloaded, ResponseFuture,
     admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
     algorithm::fair_queue::{Charge, Ticket},
-    clock,
+    clock::{self, Now},
     hold::sealed::Held,
     sync::Arc,
 };
@@ -76,7 +76,7 @@ where
         }
     }
 
-    pub(super) fn waiting(inner: S, request: R, place: Place) -> Self {
+    pub(crate) fn waiting(inner: S, request: R, place: Place) -> Self {
         let waiting = Box::pin(Waiting {
             inner,
             request: Some(request),
@@ -111,15 +111,15 @@ where
                 ready!(self.as_mut().poll_timer(cx, None));
                 return Poll::Ready(Err(self.place.gate.time_out(self.place.arrival)));
             }
-            let (begun, wakes) = this.place.gate.begin(&ticket);
+            let mut now = Now::default();
+            let (begun, wakes) = this.place.gate.begin(&ticket, &mut now);
             match begun {
                 Begun::Yes(charge, waited) => {
                     let mut running = this.place.run(charge);
                     wakes.wake();
                     running.send();
                     let request = this.request.take().expect("sent once");
-                    let now = this.place.gate.sent_at(&this.place.arrival, &waited);
-                    let _told = (waited.tell(), clock::pass(now));
+                    let _told = (waited.tell(), clock::pass(&now));
                     let future = this.inner.call(request);
                     return Poll::Ready(Ok((future, running)));
                 }
@@ -245,7 +245,7 @@ where
 }
 
 /// A request's place at the gate, until it is sent. Dropping it leaves.
-pub(super) struct Place {
+pub(crate) struct Place {
     gate: Arc<FairGate>,
     arrival: Arrival,
     stage: Stage,
@@ -260,7 +260,7 @@ enum Stage {
 }
 
 impl Place {
-    pub(super) fn new(gate: Arc<FairGate>, arrival: Arrival) -> Self {
+    pub(crate) fn new(gate: Arc<FairGate>, arrival: Arrival) -> Self {
         Self {
             gate,
             arrival,
@@ -308,7 +308,7 @@ pub struct Running {
 }
 
 impl Running {
-    pub(super) fn new(gate: Arc<FairGate>, charge: Charge) -> Self {
+    pub(crate) fn new(gate: Arc<FairGate>, charge: Charge) -> Self {
         Self {
             gate,
             charge: Some(charge),
@@ -317,7 +317,7 @@ impl Running {
     }
 
     /// It is sent now.
-    pub(super) fn send(&mut self) {
+    pub(crate) fn send(&mut self) {
         self.end = End::Served;
     }
 
@@ -332,7 +332,7 @@ impl Drop for Running {
     #[inline]
     fn drop(&mut self) {
         if let Some(charge) = self.charge.take() {
-            self.gate.end(charge, self.end);
+            self.gate.end(charge, self.end, &mut Now::default());
         }
     }
 }

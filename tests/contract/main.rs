@@ -17,14 +17,20 @@ mod wakeups;
 
 use std::time::Duration;
 
+use http::{Request, Response};
 use support::Probe;
-use tower::{BoxError, Layer, Service, ServiceBuilder};
+use tower::{
+    BoxError, Layer, Service, ServiceBuilder,
+    layer::layer_fn,
+    util::{MapRequest, MapResponse},
+};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
     KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt,
     WfqConfig, WfqLayer,
     saturation::{Probe as Queue, Work},
+    wfq::FromExtension,
 };
 
 /// What a layer makes of a second request while one is in flight.
@@ -186,6 +192,17 @@ contract! {
         .layer(CoDelLayer::new(CoDelConfig::default()).submitted_at(|_: &u32| None))
         .layer(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1))
         .layer(LoadShedLayer::new());
+    edge: WaitsInCall, edge(1, WfqConfig::default());
+    edge_with_max_wait: WaitsInCall,
+        edge(1, WfqConfig::default().max_wait(Duration::from_secs(3600)));
+    edge_without_queue: IsRefused, edge(1, WfqConfig::default().max_waiting(0));
+    edge_with_room: IsServedOrShed, edge(20, WfqConfig::default());
+    edge_of_one_in_flight_per_tenant: WaitsInCall,
+        edge(20, WfqConfig::default().max_in_flight_per_tenant(1));
+    edge_of_one_in_flight_by_age: IsRefused, numbers(
+        tower_backpressure::edge()
+            .codel(CoDelConfig::default().min_concurrency(1).max_concurrency(1))
+            .gates());
     circuit_breaker: IsServed, CircuitBreakerLayer::new(CircuitBreakerConfig::default());
     circuit_breaker_by_share: IsServed, CircuitBreakerLayer::new(
         CircuitBreakerConfig::default().failure_rate(0.5, Duration::from_secs(10), 10));
@@ -236,6 +253,30 @@ contract! {
 fn codel() -> CoDelLayer<fn(&u32) -> Option<SubmittedAt>> {
     let config = CoDelConfig::default().min_concurrency(1).max_concurrency(1);
     CoDelLayer::new(config).submitted_at(|_: &u32| None)
+}
+
+/// For so many requests at a time.
+fn edge(limit: usize, config: WfqConfig) -> impl Layer<Probe, Service: Subject> {
+    let limit = AdaptiveConcurrencyLayer::vegas().limits(1, limit, limit);
+    let wfq = WfqLayer::new(config, FromExtension);
+    numbers(tower_backpressure::edge().wfq(wfq).adaptive(limit).gates())
+}
+
+type Number = fn(u32) -> Request<u32>;
+type Numbers<S> = MapRequest<MapResponse<S, fn(Response<u32>) -> u32>, Number>;
+type OfNumbers = MapResponse<MapRequest<Probe, fn(Request<u32>) -> u32>, fn(u32) -> Response<u32>>;
+
+/// A layer for HTTP, around a probe that has only numbers.
+fn numbers<L>(layer: L) -> impl Layer<Probe, Service = Numbers<L::Service>>
+where
+    L: Layer<OfNumbers>,
+{
+    layer_fn(move |probe: Probe| {
+        let inner = MapRequest::new(probe, Request::into_body as fn(_) -> _);
+        let inner = MapResponse::new(inner, Response::new as fn(_) -> _);
+        let answers = MapResponse::new(layer.layer(inner), Response::into_body as fn(_) -> _);
+        MapRequest::new(answers, Request::new as Number)
+    })
 }
 
 fn key(request: &u32) -> Option<u32> {

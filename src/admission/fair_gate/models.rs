@@ -31,7 +31,9 @@ impl Stack {
 
     /// One whole request, as `Wfq` makes it. Says whether it was sent.
     fn request(&self, tenant: &str, gives_up: GivesUp) -> bool {
-        let mut arrived = self.fair.arrive(Some(tenant), NonZeroU32::MIN);
+        let mut arrived = self
+            .fair
+            .arrive(Some(tenant), NonZeroU32::MIN, &mut Now::default());
         if let Arrived::Begins(arrival, charge, _) = arrived {
             if self.seat.try_admit(()) {
                 self.run(charge);
@@ -71,7 +73,7 @@ impl Stack {
                 return false;
             }
             model::acquire(&*self.seat, ());
-            let (begun, wakes) = self.fair.begin(&ticket);
+            let (begun, wakes) = self.fair.begin(&ticket, &mut Now::default());
             wakes.wake();
             match begun {
                 Begun::Yes(charge, _) => {
@@ -85,7 +87,7 @@ impl Stack {
 
     fn run(&self, charge: Charge) {
         self.seat.complete();
-        self.fair.end(charge, End::Served);
+        self.fair.end(charge, End::Served, &mut Now::default());
     }
 
     /// Nobody is left, nobody has the turn, and the next request need not wait.
@@ -95,10 +97,12 @@ impl Stack {
         assert_eq!(snapshot.served, served);
         assert!(lock(&self.fair.state).turns.is_empty());
         assert_eq!(self.seat.snapshot().in_flight, 0);
-        let Arrived::Begins(_, charge, _) = self.fair.arrive(None, NonZeroU32::MIN) else {
+        let Arrived::Begins(_, charge, _) =
+            self.fair.arrive(None, NonZeroU32::MIN, &mut Now::default())
+        else {
             panic!("nobody is in the way")
         };
-        self.fair.end(charge, End::NotSent);
+        self.fair.end(charge, End::NotSent, &mut Now::default());
     }
 }
 

@@ -1,0 +1,448 @@
+//! The layers of an edge that decide, as one service.
+//!
+//! It asks the gates of its layers in the order in which the layers would, one inside the other, and what it
+//! decides is what they would decide. But nearly all requests need not wait, and for those this is a shorter way:
+//! there is one pointer to be counted instead of three, for the service and again for the request; the clock is
+//! looked at once when a request comes and once when it is done; and there is one future around the inner
+//! service's, where each layer would copy the request and the response once more. A request that has to wait goes
+//! through the layers themselves.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use http::Response;
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::{
+    AdaptiveConcurrency, AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, CoDel, CoDelLayer,
+    Hold, LoadShed, LoadShedLayer, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
+    WfqLayer,
+    admission::{
+        claim::Limiter,
+        fair_gate::{Arrived, End, FairGate},
+        governor::Dispatched,
+    },
+    algorithm::fair_queue::Charge,
+    clock::Now,
+    hold::{HeldBody, HoldKind, sealed::Sealed},
+    submitted_at::{self, ExtractSubmittedAt},
+    sync::Arc,
+    wfq::{ExtractTenant, Fair, FromExtension, Place, Running, WfqResponseFuture},
+};
+
+/// The layers of an [`Edge`](super::Edge) that decide: all but the one that answers. Made by
+/// [`Edge::gates`](super::Edge::gates).
+pub struct Gates<E = FromExtension, H: HoldKind = UntilResponse> {
+    parts: Arc<Parts<E, H>>,
+}
+
+pub(super) struct Parts<E, H: HoldKind> {
+    pub(super) wfq: WfqLayer<E, H::Of<Running>>,
+    pub(super) codel: CoDelLayer,
+    pub(super) adaptive: AdaptiveConcurrencyLayer<ByStatus, H::Of<Permit>>,
+}
+
+impl<E, H: HoldKind> Parts<E, H> {
+    fn fair(&self) -> &Arc<FairGate> {
+        &self.wfq.fair().gate
+    }
+}
+
+impl<E, H: HoldKind> Gates<E, H> {
+    pub(super) fn new(parts: Parts<E, H>) -> Self {
+        Self {
+            parts: Arc::new(parts),
+        }
+    }
+
+    pub(super) fn parts(&self) -> &Parts<E, H> {
+        &self.parts
+    }
+}
+
+impl<S, E, H: HoldKind> Layer<S> for Gates<E, H> {
+    type Service = GatesService<S, E, H>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        GatesService {
+            inner: LoadShedLayer::new().layer(inner),
+            gates: self.clone(),
+        }
+    }
+}
+
+/// A service behind the gates of an edge. Made by [`Gates`].
+pub struct GatesService<S, E = FromExtension, H: HoldKind = UntilResponse> {
+    inner: LoadShed<S>,
+    gates: Gates<E, H>,
+}
+
+/// What is inside the fair queue for a request that has to wait.
+type Admitted<S, H> =
+    CoDel<AdaptiveConcurrency<LoadShed<S>, ByStatus, <H as HoldKind>::Of<Permit>>>;
+
+/// The way of a request that has to wait.
+type LongWay<S, R, H> = WfqResponseFuture<Admitted<S, H>, R, <H as HoldKind>::Of<Running>>;
+
+impl<S, R, E, H> Service<R> for GatesService<S, E, H>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+    E: ExtractTenant<R>,
+    submitted_at::FromExtension: ExtractSubmittedAt<R>,
+    ByStatus: Classify<S::Response>,
+    H: HoldKind,
+    Held<E, H>: Hold<S::Response>,
+    H::Of<Permit>: Hold<S::Response> + From<Permit>,
+    H::Of<Running>: Hold<
+            <H::Of<Permit> as Hold<S::Response>>::Response,
+            Response = <Held<E, H> as Hold<S::Response>>::Response,
+        > + From<Running>,
+{
+    type Response = <Held<E, H> as Hold<S::Response>>::Response;
+    type Error = BoxError;
+    type Future = GatesFuture<S::Future, LongWay<S, R, H>, Held<E, H>>;
+
+    /// Always ready: it is in its response future that a request waits.
+    #[inline]
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        let Parts {
+            wfq,
+            codel,
+            adaptive,
+        } = &*self.gates.parts;
+        let Fair {
+            gate: fair,
+            extract,
+        } = wfq.fair();
+        let mut now = Now::default();
+        let cost = extract.cost(&request);
+        let arrived = fair.arrive(extract.tenant(&request).as_deref(), cost, &mut now);
+        let Arrived::Begins(arrival, charge, waited) = arrived else {
+            return self.take_the_long_way(request, arrived);
+        };
+        if !adaptive.gate().try_admit(()) {
+            codel.gate().inner_pending();
+            let (arrived, wakes) = fair.take_back(arrival, charge);
+            let future = self.take_the_long_way(request, arrived);
+            wakes.wake();
+            return future;
+        }
+        let mut held = Held::new(Arc::clone(&self.gates.parts), charge);
+        // It sheds, so there is nobody to be woken.
+        let polled = self
+            .inner
+            .poll_ready(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(Err(error)) = polled {
+            self.inner = self.inner.clone();
+            return GatesFuture::failed(error);
+        }
+        let submitted = submitted_at::FromExtension.submitted_at(&request);
+        if let Err(refusal) = codel
+            .gate()
+            .admit(submitted, 0, Some(waited), now.instant())
+        {
+            held.end = End::Refused;
+            self.inner = self.inner.clone(); // what it has reserved goes back to whoever is next
+            return GatesFuture::failed(refusal);
+        }
+        held.send(&mut now);
+        match self.inner.take() {
+            Ok(inner) => GatesFuture::sent(inner.call(request), held),
+            Err(refusal) => {
+                held.end = End::Refused;
+                GatesFuture::failed(refusal)
+            }
+        }
+    }
+}
+
+impl<S: Clone, E, H: HoldKind> GatesService<S, E, H> {
+    /// For a request that has to wait, or is refused.
+    #[cold]
+    fn take_the_long_way<R, F, X>(
+        &self,
+        request: R,
+        arrived: Arrived,
+    ) -> GatesFuture<F, LongWay<S, R, H>, X>
+    where
+        Admitted<S, H>: Service<R>,
+    {
+        let Parts {
+            codel, adaptive, ..
+        } = &*self.gates.parts;
+        match arrived {
+            Arrived::Waits(arrival) => {
+                let place = Place::new(Arc::clone(self.gates.parts.fair()), arrival);
+                let inner = codel.layer(adaptive.layer(self.inner.clone()));
+                let response = Box::pin(WfqResponseFuture::waiting(inner, request, place));
+                GatesFuture {
+                    state: State::Waits { response },
+                }
+            }
+            Arrived::Refused(refusal) => GatesFuture::failed(refusal),
+            Arrived::Begins(..) => unreachable!("it was found to have to wait"),
+        }
+    }
+}
+
+pin_project! {
+    /// The response of the inner service, once it is the request's turn; or the refusal.
+    pub struct GatesFuture<F, W, X> {
+        #[pin]
+        state: State<F, W, X>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<F, W, X> {
+        Sent { #[pin] response: ResponseFuture<F, X> },
+        // Boxed, which keeps the future of every request that need not wait small.
+        Waits { response: Pin<Box<W>> },
+        Failed { error: Option<BoxError> },
+    }
+}
+
+impl<F, W, X> GatesFuture<F, W, X> {
+    #[inline]
+    fn sent(future: F, held: X) -> Self {
+        let response = ResponseFuture::admitted(future, held);
+        Self {
+            state: State::Sent { response },
+        }
+    }
+
+    #[cold]
+    fn failed(error: BoxError) -> Self {
+        Self {
+            state: State::Failed { error: Some(error) },
+        }
+    }
+}
+
+impl<F, W, X, Res, E> Future for GatesFuture<F, W, X>
+where
+    F: Future<Output = Result<Res, E>>,
+    E: Into<BoxError>,
+    X: Hold<Res>,
+    W: Future<Output = Result<X::Response, BoxError>>,
+{
+    type Output = Result<X::Response, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            StateProjection::Sent { response } => response.poll(cx),
+            StateProjection::Waits { response } => response.as_mut().poll(cx),
+            StateProjection::Failed { error } => {
+                Poll::Ready(Err(error.take().expect("polled after it completed")))
+            }
+        }
+    }
+}
+
+/// What is held for a request: a place in each gate. Dropping it gives them back.
+#[allow(
+    unnameable_types,
+    reason = "it is held, and nothing else can be done with it"
+)]
+pub struct Held<E, H: HoldKind> {
+    parts: Arc<Parts<E, H>>,
+    /// Until it is settled with the fair queue, after which nothing is held.
+    charge: Option<Charge>,
+    end: End,
+    /// Once it is sent. Before, there is only a place in the adaptive limit, and no use was made of it.
+    dispatched: Option<Dispatched>,
+}
+
+impl<E, H: HoldKind> Held<E, H> {
+    /// Of a request that the fair queue and the adaptive limit have let in.
+    #[inline]
+    fn new(parts: Arc<Parts<E, H>>, charge: Charge) -> Self {
+        Self {
+            parts,
+            charge: Some(charge),
+            end: End::NotSent,
+            dispatched: None,
+        }
+    }
+
+    /// The admission by age has let it in too, and it is sent now.
+    #[inline]
+    fn send(&mut self, now: &mut Now) {
+        let gate = self.parts.adaptive.gate();
+        self.dispatched = Some(gate.governor().dispatch(gate, now));
+        self.end = End::Served;
+    }
+
+    /// Before the place is given back, so that whoever gets it next meets the limit as it is then.
+    #[inline]
+    fn learn<Res>(&self, result: Result<&Res, &BoxError>, now: &mut Now)
+    where
+        ByStatus: Classify<Res>,
+    {
+        if let Some(dispatched) = self.dispatched {
+            let gate = self.parts.adaptive.gate();
+            let outcome = ByStatus.classify(result);
+            gate.governor().complete(gate, dispatched, outcome, now);
+        }
+    }
+
+    /// In the order in which the layers would: from the inside out.
+    #[inline]
+    fn let_go(&mut self, now: &mut Now) {
+        let Some(charge) = self.charge.take() else {
+            return;
+        };
+        let Parts {
+            codel, adaptive, ..
+        } = &*self.parts;
+        match self.dispatched {
+            Some(_) => {
+                adaptive.gate().complete();
+                codel.gate().gate.complete();
+            }
+            None => adaptive.gate().give_back(()),
+        }
+        self.parts.fair().end(charge, self.end, now);
+    }
+
+    fn fail<Res>(mut self, error: &BoxError)
+    where
+        ByStatus: Classify<Res>,
+    {
+        let mut now = Now::default();
+        self.learn::<Res>(Err(error), &mut now);
+        if Overloaded::find(error.as_ref()).is_some() {
+            self.end = End::Refused;
+        }
+        self.let_go(&mut now);
+    }
+}
+
+impl<E, H: HoldKind> Drop for Held<E, H> {
+    #[inline]
+    fn drop(&mut self) {
+        self.let_go(&mut Now::default());
+    }
+}
+
+impl<Res, E> Hold<Res> for Held<E, UntilResponse>
+where
+    ByStatus: Classify<Res>,
+{
+    type Response = Res;
+
+    #[inline(always)] // a response is large, and a call would copy it
+    fn until_done(mut self, response: Res) -> Res {
+        let mut now = Now::default();
+        self.learn(Ok(&response), &mut now);
+        self.let_go(&mut now);
+        response
+    }
+
+    fn failed(self, error: &BoxError) {
+        self.fail::<Res>(error);
+    }
+}
+
+/// The admission by age is over: it does not count bodies, see [`codel`](mod@crate::codel).
+impl<B: Body, E> Hold<Response<B>> for Held<E, UntilBodyEnd> {
+    type Response = Response<HeldBody<HeldBody<B>, Running>>;
+
+    fn until_done(mut self, response: Response<B>) -> Self::Response {
+        self.learn(Ok(&response), &mut Now::default());
+        let charge = self.charge.take().expect("it is sent");
+        let Parts {
+            codel, adaptive, ..
+        } = &*self.parts;
+        codel.gate().gate.complete();
+        let permit = Permit::new(Arc::clone(adaptive.gate()));
+        let mut running = Running::new(Arc::clone(self.parts.fair()), charge);
+        running.send();
+        let response = UntilBodyEnd::from(permit).until_done(response);
+        UntilBodyEnd::from(running).until_done(response)
+    }
+
+    fn failed(self, error: &BoxError) {
+        self.fail::<Response<B>>(error);
+    }
+}
+
+impl<E, H: HoldKind> Sealed for Held<E, H> {}
+
+impl<E, H: HoldKind> Clone for Parts<E, H> {
+    fn clone(&self) -> Self {
+        Self {
+            wfq: self.wfq.clone(),
+            codel: self.codel.clone(),
+            adaptive: self.adaptive.clone(),
+        }
+    }
+}
+
+impl<E, H: HoldKind> Clone for Gates<E, H> {
+    fn clone(&self) -> Self {
+        Self {
+            parts: Arc::clone(&self.parts),
+        }
+    }
+}
+
+impl<S: Clone, E, H: HoldKind> Clone for GatesService<S, E, H> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            gates: self.gates.clone(),
+        }
+    }
+}
+
+impl<E, H: HoldKind> fmt::Debug for Gates<E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Parts {
+            wfq,
+            codel,
+            adaptive,
+        } = &*self.parts;
+        f.debug_struct("Gates")
+            .field("wfq", wfq)
+            .field("codel", codel)
+            .field("adaptive", adaptive)
+            .finish()
+    }
+}
+
+impl<S: fmt::Debug, E, H: HoldKind> fmt::Debug for GatesService<S, E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatesService")
+            .field("inner", &self.inner)
+            .field("gates", &self.gates)
+            .finish()
+    }
+}
+
+impl<E, H: HoldKind> fmt::Debug for Held<E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Held").field(&self.charge).finish()
+    }
+}
+
+impl<F, W, X> fmt::Debug for GatesFuture<F, W, X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatesFuture").finish_non_exhaustive()
+    }
+}

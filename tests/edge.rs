@@ -1,0 +1,266 @@
+//! The whole stack in one: it decides what its layers decide that are put together by hand, and gives back what they
+//! give back.
+
+mod support;
+
+use std::{future::Future, panic::resume_unwind, time::Duration};
+
+use http::{Request, Response, StatusCode};
+use proptest::prelude::*;
+use support::now;
+use tokio::time::{sleep, timeout};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_backpressure::{
+    AdaptiveConcurrencyLayer, ByStatus, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer,
+    LoadShedLayer, Overloaded, SubmittedAt, Waited, WfqConfig, WfqLayer, adaptive_concurrency,
+    codel, edge,
+    wfq::{self, FromExtension, TenantId},
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// What the service makes of a request.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Answers(StatusCode),
+    Fails,
+    Refuses,
+    Panics,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    /// After the one before.
+    comes_after: Duration,
+    /// Before it comes, if it has a stamp.
+    submitted: Option<Duration>,
+    tenant: Option<u8>,
+    takes: Duration,
+    end: End,
+    patience: Duration,
+}
+
+fn job() -> impl Strategy<Value = Job> {
+    let end = prop_oneof![
+        6 => Just(End::Answers(StatusCode::OK)),
+        1 => Just(End::Answers(StatusCode::BAD_REQUEST)),
+        1 => Just(End::Answers(StatusCode::INTERNAL_SERVER_ERROR)),
+        1 => Just(End::Fails),
+        1 => Just(End::Refuses),
+        1 => Just(End::Panics),
+    ];
+    let submitted = prop_oneof![3 => Just(None), 1 => (0..400_u64).prop_map(Some)];
+    let tenant = prop::option::of(0..3_u8);
+    let patience = prop_oneof![Just(60_000), 1..200_u64];
+    (0..30_u64, submitted, tenant, 0..150_u64, end, patience).prop_map(
+        |(comes_after, submitted, tenant, takes, end, patience)| Job {
+            comes_after: MS * comes_after as u32,
+            submitted: submitted.map(|ago| MS * ago as u32),
+            tenant,
+            takes: MS * takes as u32,
+            end,
+            patience: MS * patience as u32,
+        },
+    )
+}
+
+async fn work(request: Request<Job>) -> Result<Response<()>, BoxError> {
+    let job = *request.body();
+    // What a queue tells is for the layer that decides by it.
+    assert_eq!(Waited::current(), None);
+    sleep(job.takes).await;
+    match job.end {
+        End::Answers(status) => Ok(Response::builder().status(status).body(()).unwrap()),
+        End::Fails => Err("failed".into()),
+        End::Refuses => Err(refusal().into()),
+        End::Panics => resume_unwind(Box::new("as it was told to")), // without a word to the terminal
+    }
+}
+
+/// Of a limit of the service's own.
+fn refusal() -> Overloaded {
+    let limit = ConcurrencyLimitLayer::new(1).name("its own").handle();
+    let _full = limit.try_acquire().unwrap();
+    limit.try_acquire().unwrap_err()
+}
+
+/// What became of a request, and when.
+type Outcome = (usize, String, Duration);
+
+/// Sends all of them, and says what became of each, in the order in which that was known.
+async fn send<S>(service: S, jobs: &[Job]) -> Vec<Outcome>
+where
+    S: Service<Request<Job>, Response = Response<()>, Error = BoxError, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    let started = now();
+    let (outcomes, mut received) = tokio::sync::mpsc::unbounded_channel();
+    for (i, &job) in jobs.iter().enumerate() {
+        sleep(job.comes_after).await;
+        let mut request = Request::new(job);
+        if let Some(tenant) = job.tenant {
+            let tenant = TenantId::new(tenant.to_string());
+            request.extensions_mut().insert(tenant);
+        }
+        if let Some(submitted) = job.submitted.and_then(SubmittedAt::ago) {
+            request.extensions_mut().insert(submitted);
+        }
+        let (service, outcomes) = (service.clone(), outcomes.clone());
+        tokio::spawn(async move {
+            let answer = tokio::spawn(timeout(job.patience, service.oneshot(request)));
+            let outcome = match answer.await {
+                Ok(Ok(Ok(response))) => response.status().to_string(),
+                Ok(Ok(Err(error))) => error.to_string(),
+                Ok(Err(_)) => "left".to_owned(),
+                Err(_) => "panicked".to_owned(),
+            };
+            _ = outcomes.send((i, outcome, now() - started));
+        });
+    }
+    drop((service, outcomes));
+    let mut all = Vec::new();
+    while let Some(outcome) = received.recv().await {
+        all.push(outcome);
+    }
+    all
+}
+
+/// What is known of a stack.
+struct Handles {
+    wfq: wfq::Handle,
+    codel: codel::Handle,
+    adaptive: adaptive_concurrency::Handle,
+}
+
+impl Handles {
+    fn show(&self) -> String {
+        let mut tenants = self.wfq.tenants();
+        tenants.sort_by_key(|tenant| tenant.tenant.to_string());
+        let (wfq, codel) = (self.wfq.snapshot(), self.codel.snapshot());
+        format!(
+            "{wfq:#?}\n{codel:#?}\n{:#?}\n{tenants:#?}",
+            self.adaptive.snapshot()
+        )
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    limit: usize,
+    codel_limit: usize,
+    target: Duration,
+    max_waiting: usize,
+    per_tenant: Option<u32>,
+    /// What the service itself can take. More is not ready, and is shed.
+    inside: usize,
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let per_tenant = prop::option::of(1..3_u32);
+    (
+        1..6_usize,
+        1..8_usize,
+        5..60_u64,
+        0..8_usize,
+        per_tenant,
+        1..8_usize,
+    )
+        .prop_map(
+            |(limit, codel_limit, target, max_waiting, per_tenant, inside)| Settings {
+                limit,
+                codel_limit,
+                target: MS * target as u32,
+                max_waiting,
+                per_tenant,
+                inside,
+            },
+        )
+}
+
+impl Settings {
+    fn wfq(&self) -> WfqLayer {
+        let mut config = WfqConfig::default()
+            .weight("1", 3)
+            .max_waiting(self.max_waiting);
+        if let Some(most) = self.per_tenant {
+            config = config.max_in_flight_per_tenant(most);
+        }
+        WfqLayer::new(config, FromExtension)
+    }
+
+    fn codel(&self) -> CoDelConfig {
+        CoDelConfig::default()
+            .target(self.target)
+            .interval(MS * 100)
+            .min_concurrency(1)
+            .max_concurrency(self.codel_limit)
+    }
+
+    fn adaptive(&self) -> AdaptiveConcurrencyLayer {
+        AdaptiveConcurrencyLayer::vegas().limits(1, self.limit, 20)
+    }
+}
+
+fn paused<T>(run: impl Future<Output = T>) -> T {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build();
+    runtime.unwrap().block_on(run)
+}
+
+fn together(settings: Settings, jobs: &[Job]) -> (Vec<Outcome>, String) {
+    paused(async {
+        let edge = edge()
+            .wfq(settings.wfq())
+            .codel(settings.codel())
+            .adaptive(settings.adaptive());
+        let handle = edge.handle();
+        let handles = Handles {
+            wfq: handle.wfq,
+            codel: handle.codel,
+            adaptive: handle.adaptive,
+        };
+        let service = ServiceBuilder::new()
+            .layer(edge.gates())
+            .layer(ConcurrencyLimitLayer::new(settings.inside))
+            .service(service_fn(work));
+        (send(service, jobs).await, handles.show())
+    })
+}
+
+fn by_hand(settings: Settings, jobs: &[Job]) -> (Vec<Outcome>, String) {
+    paused(async {
+        let wfq = settings.wfq();
+        let codel = CoDelLayer::new(settings.codel());
+        let adaptive = settings.adaptive();
+        let handles = Handles {
+            wfq: wfq.handle(),
+            codel: codel.handle(),
+            adaptive: adaptive.handle(),
+        };
+        let service = ServiceBuilder::new()
+            .layer(wfq)
+            .layer(codel)
+            .layer(adaptive.classify(ByStatus))
+            .layer(LoadShedLayer::new())
+            .layer(ConcurrencyLimitLayer::new(settings.inside))
+            .service(service_fn(work));
+        (send(service, jobs).await, handles.show())
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn it_decides_what_its_layers_decide(
+        settings in settings(),
+        jobs in prop::collection::vec(job(), 1..120),
+    ) {
+        let (outcomes, state) = together(settings, &jobs);
+        let (expected, expected_state) = by_hand(settings, &jobs);
+        prop_assert_eq!(outcomes, expected);
+        prop_assert_eq!(state, expected_state);
+    }
+}
