@@ -3,9 +3,17 @@
 
 mod support;
 
-use std::{future::Future, panic::resume_unwind, time::Duration};
+use std::{
+    future::Future,
+    num::NonZeroU32,
+    panic::{AssertUnwindSafe, resume_unwind},
+    time::Duration,
+};
 
+use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
+use http_body_util::Full;
 use proptest::prelude::*;
 use support::now;
 use tokio::time::{sleep, timeout};
@@ -35,9 +43,14 @@ struct Job {
     /// Before it comes, if it has a stamp.
     submitted: Option<Duration>,
     tenant: Option<u8>,
+    cost: NonZeroU32,
     takes: Duration,
     end: End,
     patience: Duration,
+    /// The client keeps the body for so long.
+    reads: Duration,
+    /// It also keeps the service, which may have been turned away.
+    keeps_service: bool,
 }
 
 fn job() -> impl Strategy<Value = Job> {
@@ -52,25 +65,41 @@ fn job() -> impl Strategy<Value = Job> {
     let submitted = prop_oneof![3 => Just(None), 1 => (0..400_u64).prop_map(Some)];
     let tenant = prop::option::of(0..3_u8);
     let patience = prop_oneof![Just(60_000), 1..200_u64];
-    (0..30_u64, submitted, tenant, 0..150_u64, end, patience).prop_map(
-        |(comes_after, submitted, tenant, takes, end, patience)| Job {
+    let client = (
+        0..30_u64,
+        submitted,
+        tenant,
+        1..4_u32,
+        patience,
+        any::<bool>(),
+    );
+    let times = (0..150_u64, end, 0..100_u64);
+    (client, times).prop_map(|(client, (takes, end, reads))| {
+        let (comes_after, submitted, tenant, cost, patience, keeps_service) = client;
+        Job {
             comes_after: MS * comes_after as u32,
             submitted: submitted.map(|ago| MS * ago as u32),
             tenant,
+            cost: NonZeroU32::new(cost).unwrap(),
             takes: MS * takes as u32,
             end,
             patience: MS * patience as u32,
-        },
-    )
+            reads: MS * reads as u32,
+            keeps_service,
+        }
+    })
 }
 
-async fn work(request: Request<Job>) -> Result<Response<()>, BoxError> {
+async fn work(request: Request<Job>) -> Result<Response<Full<Bytes>>, BoxError> {
     let job = *request.body();
     // What a queue tells is for the layer that decides by it.
     assert_eq!(Waited::current(), None);
     sleep(job.takes).await;
     match job.end {
-        End::Answers(status) => Ok(Response::builder().status(status).body(()).unwrap()),
+        End::Answers(status) => {
+            let response = Response::builder().status(status);
+            Ok(response.body(Full::from("a body"))?)
+        }
         End::Fails => Err("failed".into()),
         End::Refuses => Err(refusal().into()),
         End::Panics => resume_unwind(Box::new("as it was told to")), // without a word to the terminal
@@ -88,12 +117,13 @@ fn refusal() -> Overloaded {
 type Outcome = (usize, String, Duration);
 
 /// Sends all of them, and says what became of each, in the order in which that was known.
-async fn send<S>(service: S, jobs: &[Job]) -> Vec<Outcome>
+async fn send<S, B>(service: S, jobs: &[Job]) -> Vec<Outcome>
 where
-    S: Service<Request<Job>, Response = Response<()>, Error = BoxError, Future: Send>
+    S: Service<Request<Job>, Response = Response<B>, Error = BoxError, Future: Send>
         + Clone
         + Send
         + 'static,
+    B: Send + 'static,
 {
     let started = now();
     let (outcomes, mut received) = tokio::sync::mpsc::unbounded_channel();
@@ -107,16 +137,27 @@ where
         if let Some(submitted) = job.submitted.and_then(SubmittedAt::ago) {
             request.extensions_mut().insert(submitted);
         }
-        let (service, outcomes) = (service.clone(), outcomes.clone());
+        let (mut service, outcomes) = (service.clone(), outcomes.clone());
         tokio::spawn(async move {
-            let answer = tokio::spawn(timeout(job.patience, service.oneshot(request)));
-            let outcome = match answer.await {
-                Ok(Ok(Ok(response))) => response.status().to_string(),
+            let answer = service.ready().await.unwrap().call(request);
+            let kept = job.keeps_service.then_some(service);
+            let mut body = None;
+            let answer = AssertUnwindSafe(timeout(job.patience, answer));
+            let outcome = match answer.catch_unwind().await {
+                Ok(Ok(Ok(response))) => {
+                    let status = response.status().to_string();
+                    body = Some(response.into_body());
+                    status
+                }
                 Ok(Ok(Err(error))) => error.to_string(),
                 Ok(Err(_)) => "left".to_owned(),
                 Err(_) => "panicked".to_owned(),
             };
             _ = outcomes.send((i, outcome, now() - started));
+            sleep(job.reads).await;
+            drop(body);
+            sleep(MS * 100).await;
+            drop(kept);
         });
     }
     drop((service, outcomes));
@@ -180,14 +221,13 @@ fn settings() -> impl Strategy<Value = Settings> {
 }
 
 impl Settings {
-    fn wfq(&self) -> WfqLayer {
-        let mut config = WfqConfig::default()
-            .weight("1", 3)
-            .max_waiting(self.max_waiting);
-        if let Some(most) = self.per_tenant {
-            config = config.max_in_flight_per_tenant(most);
+    fn wfq(&self) -> WfqConfig {
+        let config = WfqConfig::default().weight("1", 3);
+        let config = config.max_waiting(self.max_waiting);
+        match self.per_tenant {
+            Some(most) => config.max_in_flight_per_tenant(most),
+            None => config,
         }
-        WfqLayer::new(config, FromExtension)
     }
 
     fn codel(&self) -> CoDelConfig {
@@ -203,16 +243,31 @@ impl Settings {
     }
 }
 
+fn cost(request: &Request<Job>) -> NonZeroU32 {
+    request.body().cost
+}
+
 fn paused<T>(run: impl Future<Output = T>) -> T {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build();
     runtime.unwrap().block_on(run)
 }
 
-fn together(settings: Settings, jobs: &[Job]) -> (Vec<Outcome>, String) {
+/// What becomes of them, and the state that it leaves behind.
+macro_rules! outcome {
+    ($settings:expr, $jobs:expr, $handles:expr, $layer:expr) => {{
+        let service = ServiceBuilder::new()
+            .layer($layer)
+            .layer(ConcurrencyLimitLayer::new($settings.inside))
+            .service(service_fn(work));
+        (send(service, $jobs).await, $handles.show())
+    }};
+}
+
+fn together(settings: Settings, jobs: &[Job], until_body_end: bool) -> (Vec<Outcome>, String) {
     paused(async {
         let edge = edge()
-            .wfq(settings.wfq())
+            .wfq(WfqLayer::new(settings.wfq(), FromExtension).cost(cost))
             .codel(settings.codel())
             .adaptive(settings.adaptive());
         let handle = edge.handle();
@@ -221,32 +276,35 @@ fn together(settings: Settings, jobs: &[Job]) -> (Vec<Outcome>, String) {
             codel: handle.codel,
             adaptive: handle.adaptive,
         };
-        let service = ServiceBuilder::new()
-            .layer(edge.gates())
-            .layer(ConcurrencyLimitLayer::new(settings.inside))
-            .service(service_fn(work));
-        (send(service, jobs).await, handles.show())
+        match until_body_end {
+            true => outcome!(settings, jobs, handles, edge.hold_until_body_end().gates()),
+            false => outcome!(settings, jobs, handles, edge.gates()),
+        }
     })
 }
 
-fn by_hand(settings: Settings, jobs: &[Job]) -> (Vec<Outcome>, String) {
+fn by_hand(settings: Settings, jobs: &[Job], until_body_end: bool) -> (Vec<Outcome>, String) {
     paused(async {
-        let wfq = settings.wfq();
+        let wfq = WfqLayer::new(settings.wfq(), FromExtension).cost(cost);
         let codel = CoDelLayer::new(settings.codel());
-        let adaptive = settings.adaptive();
+        let adaptive = settings.adaptive().classify(ByStatus);
         let handles = Handles {
             wfq: wfq.handle(),
             codel: codel.handle(),
             adaptive: adaptive.handle(),
         };
-        let service = ServiceBuilder::new()
-            .layer(wfq)
-            .layer(codel)
-            .layer(adaptive.classify(ByStatus))
-            .layer(LoadShedLayer::new())
-            .layer(ConcurrencyLimitLayer::new(settings.inside))
-            .service(service_fn(work));
-        (send(service, jobs).await, handles.show())
+        let (builder, shed) = (ServiceBuilder::new(), LoadShedLayer::new());
+        match until_body_end {
+            true => {
+                let (wfq, adaptive) = (wfq.hold_until_body_end(), adaptive.hold_until_body_end());
+                let layers = builder.layer(wfq).layer(codel).layer(adaptive).layer(shed);
+                outcome!(settings, jobs, handles, layers)
+            }
+            false => {
+                let layers = builder.layer(wfq).layer(codel).layer(adaptive).layer(shed);
+                outcome!(settings, jobs, handles, layers)
+            }
+        }
     })
 }
 
@@ -257,9 +315,10 @@ proptest! {
     fn it_decides_what_its_layers_decide(
         settings in settings(),
         jobs in prop::collection::vec(job(), 1..120),
+        until_body_end: bool,
     ) {
-        let (outcomes, state) = together(settings, &jobs);
-        let (expected, expected_state) = by_hand(settings, &jobs);
+        let (outcomes, state) = together(settings, &jobs, until_body_end);
+        let (expected, expected_state) = by_hand(settings, &jobs, until_body_end);
         prop_assert_eq!(outcomes, expected);
         prop_assert_eq!(state, expected_state);
     }
