@@ -164,7 +164,11 @@ impl AdaptiveConcurrencyLayer {
     }
 
     fn named(law: Law) -> Self {
-        Self::governed(Governor::named(law, Clock::default()))
+        Self::named_with_clock(law, Clock::default())
+    }
+
+    pub(crate) fn named_with_clock(law: Law, clock: Clock) -> Self {
+        Self::governed(Governor::named(law, clock))
     }
 
     fn governed(governor: Governor) -> Self {

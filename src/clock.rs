@@ -38,7 +38,7 @@ thread_local! {
 /// Whoever takes it may pass it on; nobody else is told, so that it does not get old.
 #[inline]
 pub(crate) fn pass(now: &Now) -> Passing {
-    PASSED.set(now.0);
+    PASSED.set(now.instant);
     Passing
 }
 
@@ -56,18 +56,37 @@ impl Drop for Passing {
 
 /// One look at the clock, for all who want to know what time it is at some moment: the first of them looks.
 #[derive(Debug, Default)]
-pub(crate) struct Now(Option<Instant>);
+pub(crate) struct Now {
+    instant: Option<Instant>,
+    /// How many nanoseconds that is after another moment: most who ask count from the same.
+    since: Option<(Instant, u64)>,
+}
 
 impl Now {
     /// What the layer outside has passed on, if it has.
     #[inline]
     pub(crate) fn passed() -> Self {
-        Self(PASSED.take())
+        Self {
+            instant: PASSED.take(),
+            since: None,
+        }
     }
 
     #[inline]
     pub(crate) fn instant(&mut self) -> Instant {
-        *self.0.get_or_insert_with(instant)
+        *self.instant.get_or_insert_with(instant)
+    }
+
+    #[inline]
+    fn nanos_since(&mut self, started: Instant) -> u64 {
+        match self.since {
+            Some((known, nanos)) if known == started => nanos,
+            _ => {
+                let nanos = nanos_between(started, self.instant());
+                self.since = Some((started, nanos));
+                nanos
+            }
+        }
     }
 }
 
@@ -123,10 +142,9 @@ impl Clock {
 
     /// Nanoseconds since this clock was made. Time before that reads as 0.
     #[inline]
-    #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
     pub(crate) fn nanos(&self) -> u64 {
         match &self.0 {
-            Source::Tokio { started } => nanos_between(*started, Instant::now()),
+            Source::Tokio { started } => nanos_between(*started, instant()),
             #[cfg(feature = "quanta")]
             Source::Tsc { clock, started } => clock.delta_as_nanos(*started, clock.raw()),
             #[cfg(all(test, backpressure_loom))]
@@ -138,7 +156,7 @@ impl Clock {
     #[inline]
     pub(crate) fn nanos_at(&self, now: &mut Now) -> u64 {
         match &self.0 {
-            Source::Tokio { started } => nanos_between(*started, now.instant()),
+            Source::Tokio { started } => now.nanos_since(*started),
             #[allow(unreachable_patterns, reason = "there are others with some features")]
             _ => self.nanos(),
         }

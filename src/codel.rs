@@ -139,7 +139,7 @@ use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
     admission::{age_gate::AgeGate, shed},
-    clock::{self, Now},
+    clock::{self, Clock, Now},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
 };
@@ -161,10 +161,18 @@ impl CoDelLayer {
     /// Unless 0 < `target` ≤ `interval`, `interval` ≥ 100 ms, 1 ≤ `min_concurrency` ≤
     /// `max_concurrency`, and 0 < `max_sojourn`.
     pub fn new(config: CoDelConfig) -> Self {
+        Self::with_clock(config, Clock::default())
+    }
+
+    /// On a clock that others count by too, which then need not be asked twice.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub(crate) fn with_clock(config: CoDelConfig, clock: Clock) -> Self {
         let settings = config.settings();
         let settings = settings.unwrap_or_else(|error| panic!("CoDelConfig: {error}"));
         Self {
-            gate: Arc::new(AgeGate::new(settings)),
+            gate: Arc::new(AgeGate::new(settings, clock)),
             extract: FromExtension,
             hold: PhantomData,
         }
@@ -302,7 +310,7 @@ where
                 } else {
                     0
                 };
-                gate.enter(submitted, waited, Waited::take(), now.instant())
+                gate.enter(submitted, waited, Waited::take(), &mut now)
             }
         };
         match entered {
@@ -377,7 +385,7 @@ impl Handle {
     /// [`Reason::TooOld`](crate::Reason::TooOld) or [`Reason::AtLimit`](crate::Reason::AtLimit).
     pub fn try_acquire(&self, submitted: SubmittedAt) -> Result<Permit, Overloaded> {
         self.gate
-            .enter(Some(submitted), 0, None, clock::instant())
+            .enter(Some(submitted), 0, None, &mut Now::default())
             .map_err(|refusal| *refusal)
     }
 

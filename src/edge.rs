@@ -44,9 +44,9 @@ use tower_layer::Layer;
 use self::gates::Parts;
 pub use self::gates::{Gates, GatesFuture, GatesService};
 use crate::{
-    AdaptiveConcurrencyLayer, ByStatus, CoDelConfig, CoDelLayer, ConfigError, OverloadResponse,
-    OverloadResponseLayer, ShadowLayer, UntilBodyEnd, UntilResponse, WfqConfig, WfqLayer,
-    adaptive_concurrency, codel,
+    AdaptiveConcurrencyLayer, ByStatus, Clock, CoDelConfig, CoDelLayer, ConfigError,
+    OverloadResponse, OverloadResponseLayer, ShadowLayer, UntilBodyEnd, UntilResponse, WfqConfig,
+    WfqLayer, adaptive_concurrency, codel,
     config::EdgeConfig,
     hold::HoldKind,
     wfq::{self, FromExtension},
@@ -54,13 +54,20 @@ use crate::{
 
 /// The recommended stack, with what suits most servers. See the [module](mod@self) for what is in it.
 pub fn edge() -> Edge {
-    let EdgeConfig { wfq, codel, .. } = EdgeConfig::default();
+    let EdgeConfig {
+        wfq,
+        codel,
+        adaptive,
+        ..
+    } = EdgeConfig::default();
+    let clock = Clock::default(); // one for all: what time it is, is worked out once
     Edge {
         response: OverloadResponseLayer::new(),
         gates: Gates::new(Parts {
-            wfq: WfqLayer::new(wfq, FromExtension),
-            codel: CoDelLayer::new(codel),
-            adaptive: AdaptiveConcurrencyLayer::vegas().classify(ByStatus),
+            wfq: WfqLayer::new(wfq.clock(clock.clone()), FromExtension),
+            codel: CoDelLayer::with_clock(codel, clock.clone()),
+            adaptive: AdaptiveConcurrencyLayer::named_with_clock(adaptive.law, clock)
+                .classify(ByStatus),
         }),
     }
 }
@@ -76,7 +83,8 @@ pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
 impl<E> Edge<E> {
     /// Finds tenants this way, see [`ExtractTenant`](crate::wfq::ExtractTenant), all of the same weight.
     pub fn tenant<E2>(self, extract: E2) -> Edge<E2> {
-        self.wfq(WfqLayer::new(WfqConfig::default(), extract))
+        let config = WfqConfig::default().clock(self.clock());
+        self.wfq(WfqLayer::new(config, extract))
     }
 
     /// With what this config says: all parts that there are by now are changed, so it comes after the tenants.
@@ -125,7 +133,7 @@ impl<E> Edge<E> {
     /// # Panics
     /// As [`CoDelLayer::new`].
     pub fn codel(self, config: CoDelConfig) -> Self {
-        let codel = CoDelLayer::new(config);
+        let codel = CoDelLayer::with_clock(config, self.clock());
         self.change(|parts| Parts { codel, ..parts })
     }
 
@@ -149,6 +157,10 @@ impl<E> Edge<E> {
             codel: parts.codel,
             adaptive: parts.adaptive.hold_until_body_end(),
         })
+    }
+
+    fn clock(&self) -> Clock {
+        self.gates.parts().wfq.fair().gate.clock()
     }
 
     fn change<E2, H: HoldKind>(

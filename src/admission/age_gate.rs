@@ -12,8 +12,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use super::{
     bounds::{Rejected, nanos},
     claim::Limiter,
@@ -24,7 +22,7 @@ use super::{
 use crate::{
     ConfigError, Overloaded, Reason, SubmittedAt, Waited,
     algorithm::codel::{CoDel, Entry, Settings, Verdict},
-    clock,
+    clock::{Clock, Now},
     observe::events::{self, LimitMoved},
     sync::{Arc, Mutex, MutexGuard, lock},
 };
@@ -39,8 +37,8 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) struct AgeGate {
     pub(crate) gate: Arc<Gate>,
     law: Mutex<CoDel>,
-    /// What the law's time is counted from.
-    made: Instant,
+    /// By which the law's time is counted.
+    clock: Clock,
     /// Whether a queue stood when the law was last brought up to date. The log's business alone.
     stands: AtomicBool,
     /// Whether it was ever asked on trial: then all that the log is told says so.
@@ -85,25 +83,21 @@ pub struct Snapshot {
 }
 
 impl AgeGate {
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: Settings, clock: Clock) -> Self {
         let settings = held_to_the_gate(settings);
         let gate = Gate::new("codel", settings.max as usize).expect("it has been checked");
         Self {
             gate: Arc::new(gate),
-            law: Mutex::new(CoDel::new(settings, 0)),
-            made: clock::instant(),
+            law: Mutex::new(CoDel::new(settings, clock.nanos())),
+            clock,
             stands: AtomicBool::new(false),
             on_trial: AtomicBool::new(false),
         }
     }
 
-    fn nanos(&self, instant: Instant) -> u64 {
-        nanos(instant.saturating_duration_since(self.made))
-    }
-
     /// Now, in the law's time.
     pub(crate) fn now(&self) -> u64 {
-        self.nanos(clock::instant())
+        self.clock.nanos()
     }
 
     /// Admits a request or refuses it. `waited` is how long it waited for the inner service to be ready,
@@ -114,7 +108,7 @@ impl AgeGate {
         submitted: Option<SubmittedAt>,
         waited: u64,
         outside: Option<Waited>,
-        now: Instant,
+        now: &mut Now,
     ) -> Result<Permit, Box<Overloaded>> {
         self.admit(submitted, waited, outside, now)?;
         Ok(Permit::new(Arc::clone(&self.gate)))
@@ -127,14 +121,14 @@ impl AgeGate {
         submitted: Option<SubmittedAt>,
         waited: u64,
         outside: Option<Waited>,
-        now: Instant,
+        now: &mut Now,
     ) -> Result<(), Box<Overloaded>> {
         let own = outside.map_or(0, |outside| nanos(outside.own)).max(waited);
         let oldest = outside.and_then(|outside| outside.oldest).map(nanos);
-        let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now)));
+        let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now.instant())));
         // Without a stamp, or with a late one, it is at least as old as it has waited here.
         let age = age.max(own);
-        self.decide(self.nanos(now), age, own, oldest)
+        self.decide(self.clock.nanos_at(now), age, own, oldest)
     }
 
     #[inline]

@@ -68,14 +68,16 @@ pub(crate) struct FairGate {
     max_waiting_per_tenant: AtomicUsize,
 }
 
+// In this order, so that what each request touches is together.
+#[repr(C)]
 struct State {
-    tenants: Tenants,
-    queue: FairQueue<Waker>,
     /// One, but for those that nobody uses.
     turns: Vec<Turn>,
-    drain: DrainRate,
     served: u64,
+    queue: FairQueue<Waker>,
+    tenants: Tenants,
     refused: u64,
+    drain: DrainRate,
 }
 
 struct Turn {
@@ -221,6 +223,10 @@ impl FairGate {
             bounds: Bounds::new("wfq"),
             max_waiting_per_tenant: AtomicUsize::new(50),
         }
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock.clone()
     }
 
     /// A name that is empty or too long is none.

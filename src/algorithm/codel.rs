@@ -35,10 +35,13 @@ use std::time::Duration;
 use self::{ages::Ages, standing::Standing, width::Width};
 
 /// Times are nanoseconds since any fixed moment, and may stand still or go back.
+// In this order, so that what each request touches is in as few cache lines as it can be: the threads of a server
+// take them from each other.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct CoDel {
-    pub(crate) settings: Settings,
     standing: Standing,
+    pub(crate) settings: Settings,
     width: Width,
     ages: Ages,
 }

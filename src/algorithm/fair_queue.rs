@@ -71,38 +71,43 @@ const LOOKS: usize = 32;
 const NIL: u32 = u32::MAX;
 
 /// Requests of numbered tenants, of which the fairest is next. `T` is what is kept with each that waits.
+// In this order, so that what a request touches that need not wait is in as few cache lines as it can be: the
+// threads of a server take them from each other.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct FairQueue<T> {
-    tenants: Vec<Tenant>,
-    free_tenants: Vec<u32>,
-    /// Those that wait, and those whose turn it is.
-    slots: Slab<Waiter<T>>,
+    virtual_time: u128,
+    /// The tag whose key is 0.
+    origin: u128,
+    /// No tag of a tenant that has nothing running is above it, or above virtual time.
+    latest: u128,
+    waiting: usize,
+    running: usize,
+    /// The service time of a tenant of which nothing is known.
+    estimate: u64,
+    /// Most that a tenant may have running.
+    max_running: u32,
     /// Ends of the list of all waiters, in the order of arrival.
     oldest: u32,
     newest: u32,
+    tenants: Vec<Tenant>,
     /// Tenants whose head may be next, by start tag or less: what a tag has risen by since is counted when its
     /// tenant is on top.
     ready: Heap<u64>,
     /// Tenants by how many waiters they have for their weight, or more: they are counted anew when their tenant
     /// is on top.
     backlogs: Heap<Reverse<u64>>,
-    virtual_time: u128,
-    /// The tag whose key is 0.
-    origin: u128,
-    /// No tag of a tenant that has nothing running is above it, or above virtual time.
-    latest: u128,
+    /// Those that wait, and those whose turn it is.
+    slots: Slab<Waiter<T>>,
     waiters: u64,
-    waiting: usize,
-    running: usize,
     /// The weights of those that have waiters.
     weight_waiting: u64,
-    /// The service time of a tenant of which nothing is known.
-    estimate: u64,
-    /// Most that a tenant may have running.
-    max_running: u32,
+    free_tenants: Vec<u32>,
 }
 
+/// In cache lines of its own.
 #[derive(Debug)]
+#[repr(align(64))]
 struct Tenant {
     tag: u128,
     weight: u32,

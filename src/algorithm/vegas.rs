@@ -132,29 +132,32 @@ const FAILURE_GAIN: f64 = 0.5;
 ///
 /// See [`adaptive_concurrency`](crate::adaptive_concurrency) for what it does, and
 /// [`Vegas::netflix`] for the law as Netflix published it.
+// In this order, so that what each sample touches is in as few cache lines as it can be: the threads of a server
+// take them from each other.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Vegas {
-    bounds: Bounds,
-    limit: f64,
-    phase: Phase,
-    base: Baseline,
     window: Collected,
-    /// How many samples the window needs: what [`Vegas::window_needs`] was when it was opened.
-    window_needs: f64,
     /// Requests that were admitted with at most `gate` in flight: none of them had to wait.
     unqueued: Mean,
     gate: f64,
-    /// The last one, and whether it goes on.
-    dip: Option<Dip>,
+    /// Samples to pass over: they were admitted in the dip that is over.
+    skip: u64,
+    limit: f64,
+    /// How many samples the window needs: what [`Vegas::window_needs`] was when it was opened.
+    window_needs: f64,
+    phase: Phase,
     dipping: bool,
     /// A dip has ended, and what it measured has not been judged yet.
     dipped: bool,
-    /// Samples to pass over: they were admitted in the dip that is over.
-    skip: u64,
-    /// Steps up in a row.
-    run: u32,
     /// The last window was much faster than the baseline. That is confirmed by the next one, or not.
     low: bool,
+    /// Steps up in a row.
+    run: u32,
+    base: Baseline,
+    /// The last one, which goes on while it is `dipping`.
+    dip: Option<Dip>,
+    bounds: Bounds,
     /// Windows since the baseline was last verified,
     since: f64,
     /// after how many it is verified again,

@@ -150,10 +150,7 @@ where
             return GatesFuture::failed(error);
         }
         let submitted = submitted_at::FromExtension.submitted_at(&request);
-        if let Err(refusal) = codel
-            .gate()
-            .admit(submitted, 0, Some(waited), now.instant())
-        {
+        if let Err(refusal) = codel.gate().admit(submitted, 0, Some(waited), &mut now) {
             held.end = End::Refused;
             self.inner = self.inner.clone(); // what it has reserved goes back to whoever is next
             return GatesFuture::failed(refusal);

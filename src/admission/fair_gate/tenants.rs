@@ -97,18 +97,20 @@ pub(super) struct Tenants {
     recent: Recent,
 }
 
+// In this order, so that what each request touches is together.
+#[repr(C)]
 struct Record {
+    /// How many requests of its there are.
+    attached: usize,
+    served: u64,
+    recent: Recent,
+    idle_previous: u32,
+    idle_next: u32,
+    rejected: u64,
+    refused: u64,
     tenant: Tenant,
     /// Of its name.
     key: Option<Fingerprint>,
-    /// How many requests of its there are.
-    attached: usize,
-    idle_previous: u32,
-    idle_next: u32,
-    served: u64,
-    rejected: u64,
-    refused: u64,
-    recent: Recent,
 }
 
 impl Tenants {

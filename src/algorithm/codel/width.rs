@@ -19,10 +19,11 @@ const LONGEST_HOLD: u64 = 192;
 const SIXTEENTHS: u64 = 16;
 
 #[derive(Debug)]
+#[repr(C)] // what each request touches is together
 pub(super) struct Width {
     limit: u64,
-    window: Window,
     window_start: u64,
+    window: Window,
     /// How many requests had completed when this window began.
     completed: u64,
     /// Windows with the same verdict, one after the other.
@@ -44,15 +45,16 @@ pub(super) struct Width {
 
 /// What is seen in a window.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)] // what each request touches is together
 pub(super) struct Window {
     pub(super) seen: u64,
     /// Older than the target.
     over: u64,
     /// Of all ages.
     sum: u64,
-    completed: u64,
     /// The most in flight.
     peak: u64,
+    completed: u64,
     /// Refused at the limit.
     full: u64,
     /// Refused for their age.
