@@ -245,7 +245,7 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let reserved = match self.limit.key.take(&self.limit.handle, &request) {
-            Ok(Reserved { taken, .. }) if taken.wait.is_zero() => {
+            Ok(Reserved { taken, .. }) if taken.is_there() => {
                 return ResponseFuture::admitted(self.inner.call(request), ()).into();
             }
             other => other,
@@ -256,7 +256,7 @@ where
         match reserved {
             Err(overloaded) => ResponseFuture::refused(overloaded).into(),
             Ok(reserved) => {
-                let wait = reserved.taken.wait;
+                let wait = reserved.taken.wait();
                 let put_back = PutBack {
                     handle: self.limit.handle.clone(),
                     reserved,

@@ -10,7 +10,7 @@
 use std::{hash::Hash, sync::OnceLock, time::Duration};
 
 use super::{
-    bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
+    bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER, nanos},
     bucket::Bucket,
     claim::Limiter,
     fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
-    algorithm::token_bucket::{Token, TokenBucket},
+    algorithm::token_bucket::{Refill, Token, TokenBucket},
     sync::{
         Arc, AtomicU64, AtomicUsize, Mutex,
         Ordering::{Acquire, Relaxed, Release},
@@ -38,9 +38,9 @@ pub(crate) const DEFAULT_MAX_KEYS: usize = 100_000;
 #[derive(Debug)]
 pub(crate) struct KeyedBuckets {
     fingerprints: Fingerprints,
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Apart; SHARDS],
     /// For those without a key: it has no buckets but the shared one.
-    anonymous: Mutex<Shard>,
+    anonymous: Apart,
     /// For all keys together.
     global: OnceLock<Arc<Bucket>>,
     /// 0 if it does not count, or not any more.
@@ -56,23 +56,28 @@ pub(crate) struct KeyedBuckets {
     pub(crate) bounds: Bounds,
 }
 
+// In this order, so that what each request touches is together.
 #[derive(Debug)]
+#[repr(C)]
 struct Shard {
-    buckets: ByFingerprint<Own>,
-    /// For those that have none of their own.
+    /// Of keys at the rate of all. Nothing more is kept for each, so that caches hold many.
+    buckets: ByFingerprint<TokenBucket>,
+    admitted: u64,
+    /// The rate of all that have none of their own.
+    rate: Refill,
+    /// Of keys that have a rate of their own, and that.
+    own_rates: ByFingerprint<(TokenBucket, Refill)>,
+    /// For those that have no bucket of their own.
     shared: TokenBucket,
     /// Whether any of those may have to do with less than a full bucket.
     drawn_on: bool,
     swept_at: u64,
-    admitted: u64,
 }
 
+/// In cache lines of its own, which threads that use different shards do not take from each other.
 #[derive(Debug)]
-struct Own {
-    bucket: TokenBucket,
-    /// Whether it has the rate of all, and changes with it.
-    common_rate: bool,
-}
+#[repr(align(64))]
+struct Apart(Mutex<Shard>);
 
 /// A token that was taken, and how long it is until it is there.
 #[derive(Clone, Copy, Debug)]
@@ -82,10 +87,19 @@ pub(crate) struct Taken {
     /// Whether one of everybody's was taken too.
     global: bool,
     due: u64,
-    pub(crate) wait: Duration,
+    wait: u64,
 }
 
 impl Taken {
+    #[inline]
+    pub(crate) fn is_there(&self) -> bool {
+        self.wait == 0
+    }
+
+    pub(crate) fn wait(&self) -> Duration {
+        Duration::from_nanos(self.wait)
+    }
+
     fn shared(self) -> Self {
         Self {
             token: None,
@@ -121,13 +135,15 @@ impl KeyedBuckets {
     pub(crate) fn new(rate: Rate, clock: Clock) -> Self {
         let now = clock.nanos();
         let shard = || {
-            Mutex::new(Shard {
+            Apart(Mutex::new(Shard {
                 buckets: ByFingerprint::default(),
-                shared: TokenBucket::new(rate.refill(), now),
+                own_rates: ByFingerprint::default(),
+                rate: rate.refill(),
+                shared: TokenBucket::new(now),
                 drawn_on: false,
                 swept_at: now.wrapping_sub(SWEEP_EVERY),
                 admitted: 0,
-            })
+            }))
         };
         Self {
             fingerprints: Fingerprints::new(),
@@ -153,6 +169,7 @@ impl KeyedBuckets {
     /// Takes a token of that key's, and one of everybody's, or neither. `rate` is asked if the key is
     /// new; where it gives none, it is the rate of all. The key's token is taken ahead of its time if
     /// that is no more than `max_wait` away.
+    #[inline]
     pub(crate) fn take(
         &self,
         key: Option<Fingerprint>,
@@ -160,25 +177,26 @@ impl KeyedBuckets {
         rate: impl FnOnce() -> Option<Rate>,
     ) -> Result<Taken, Box<Overloaded>> {
         let now = self.clock.nanos();
-        let mut shard = lock(self.shard(key));
+        let mut locked = lock(self.shard(key));
+        let shard = &mut *locked;
         let taken = match key {
             None => self
-                .take_from(&mut shard.shared, now, max_wait, Reason::Quota)
+                .take_from(&mut shard.shared, &shard.rate, now, max_wait, Reason::Quota)
                 .map(Taken::shared),
-            Some(key) => match shard.buckets.get_mut(&key) {
-                Some(own) => self.take_from(&mut own.bucket, now, max_wait, Reason::Quota),
+            Some(key) => match shard.find(key) {
+                Some((bucket, rate)) => self.take_from(bucket, rate, now, max_wait, Reason::Quota),
                 None => {
                     // Foreign code, which may take its time, panic, or come back here: not under the
                     // lock.
-                    drop(shard);
+                    drop(locked);
                     let own_rate = rate();
-                    shard = lock(self.shard(Some(key)));
-                    self.take_new(&mut shard, key, now, max_wait, own_rate)
+                    locked = lock(self.shard(Some(key)));
+                    self.take_new(&mut locked, key, now, max_wait, own_rate)
                 }
             },
         };
-        shard.admitted += u64::from(taken.is_ok());
-        drop(shard);
+        locked.admitted += u64::from(taken.is_ok());
+        drop(locked);
         if let Err(refusal) = &taken {
             self.bounds.report(refusal.reason());
         }
@@ -195,8 +213,8 @@ impl KeyedBuckets {
         max_wait: Option<Duration>,
         own_rate: Option<Rate>,
     ) -> Result<Taken, Box<Overloaded>> {
-        if let Some(own) = shard.buckets.get_mut(&key) {
-            return self.take_from(&mut own.bucket, now, max_wait, Reason::Quota);
+        if let Some((bucket, rate)) = shard.find(key) {
+            return self.take_from(bucket, rate, now, max_wait, Reason::Quota);
         }
         if !self.reserve_key() {
             self.sweep(shard, now);
@@ -204,74 +222,82 @@ impl KeyedBuckets {
                 self.overflowed.fetch_add(1, Relaxed);
                 shard.drawn_on = true;
                 return self
-                    .take_from(&mut shard.shared, now, max_wait, Reason::AtLimit)
+                    .take_from(
+                        &mut shard.shared,
+                        &shard.rate,
+                        now,
+                        max_wait,
+                        Reason::AtLimit,
+                    )
                     .map(Taken::shared);
             }
         }
-        let rate = own_rate.unwrap_or_else(|| *lock(&self.rate));
-        let mut bucket = TokenBucket::new(rate.refill(), now);
-        shard.drawn_on &= !shard.shared.is_full(now);
+        let common = &shard.rate;
+        let own_rate = own_rate.map(|rate| rate.refill());
+        let rate = own_rate.as_ref().unwrap_or(common);
+        let mut bucket = TokenBucket::new(now);
+        shard.drawn_on &= !shard.shared.is_full(common, now);
         if shard.drawn_on {
-            bucket.leave(shard.shared.tokens(now), now); // it may have done so itself
+            bucket.leave(rate, shard.shared.tokens(common, now), now); // it may have done so itself
         }
-        let taken = self.take_from(&mut bucket, now, max_wait, Reason::Quota);
-        let common_rate = own_rate.is_none();
-        shard.buckets.insert(
-            key,
-            Own {
-                bucket,
-                common_rate,
-            },
-        );
+        let taken = self.take_from(&mut bucket, rate, now, max_wait, Reason::Quota);
+        match own_rate {
+            Some(rate) => _ = shard.own_rates.insert(key, (bucket, rate)),
+            None => _ = shard.buckets.insert(key, bucket),
+        }
         taken
     }
 
     /// A token of this bucket and one of everybody's, or neither.
+    #[inline(always)] // a call saves, restores and copies more than it does
     fn take_from(
         &self,
         bucket: &mut TokenBucket,
+        rate: &Refill,
         now: u64,
         max_wait: Option<Duration>,
         reason: Reason,
     ) -> Result<Taken, Box<Overloaded>> {
-        let (token, wait) = bucket.next(now);
-        let due = now.saturating_add(wait);
-        let wait = Duration::from_nanos(wait);
+        let (token, wait) = bucket.next(rate, now);
         let global = self.global();
-        let reason = if wait > max_wait.unwrap_or_default() {
+        let reason = if wait > max_wait.map_or(0, nanos) {
             reason
-        } else if !wait.is_zero() && !count_up_to(&self.waiting, self.bounds.max_waiting()) {
+        } else if wait > 0 && !count_up_to(&self.waiting, self.bounds.max_waiting()) {
             Reason::QueueFull
         } else if global.is_none_or(|global| global.try_admit(1)) {
             bucket.take(token);
             return Ok(Taken {
                 token: Some(token),
                 global: global.is_some(),
-                due,
+                due: now.saturating_add(wait),
                 wait,
             });
         } else {
-            if !wait.is_zero() {
+            if wait > 0 {
                 self.waiting.fetch_sub(1, Relaxed);
             }
             Reason::AtLimit
         };
+        Err(self.refuse(reason, wait))
+    }
+
+    /// Both tokens are needed, the key's and everybody's, so it is the later one that counts.
+    #[cold]
+    fn refuse(&self, reason: Reason, wait: u64) -> Box<Overloaded> {
         self.bounds.count(reason);
-        // Both tokens are needed, so it is the later one that counts.
-        let global = global.map(|global| global.wait(1));
-        let retry_after = wait
+        let global = self.global().map(|global| global.wait(1));
+        let retry_after = Duration::from_nanos(wait)
             .max(global.unwrap_or_default())
             .max(SHORTEST_RETRY_AFTER);
-        let overloaded = Overloaded::new(self.bounds.name(), reason, retry_after);
-        Err(Box::new(overloaded))
+        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
     }
 
     /// One that waited does no longer.
     pub(crate) fn stop_waiting(&self, taken: Taken) {
         self.waiting.fetch_sub(1, Relaxed);
         let left = taken.due.saturating_sub(self.clock.nanos());
-        let wait = taken.wait.saturating_sub(Duration::from_nanos(left));
-        self.bounds.waits.record(wait);
+        let waited = taken.wait.saturating_sub(left);
+        self.bounds.waits.record(Duration::from_nanos(waited));
     }
 
     /// Puts a token back that was taken ahead of its time, if it is not there yet.
@@ -285,8 +311,8 @@ impl KeyedBuckets {
         let mut shard = lock(self.shard(key));
         shard.admitted -= 1;
         if let (Some(key), Some(token)) = (key, taken.token) {
-            if let Some(own) = shard.buckets.get_mut(&key) {
-                own.bucket.put_back(token);
+            if let Some((bucket, _)) = shard.find(key) {
+                bucket.put_back(token);
             }
         }
     }
@@ -301,7 +327,7 @@ impl KeyedBuckets {
     fn sweep(&self, shard: &mut Shard, now: u64) {
         let mut forgotten = shard.sweep(now);
         if forgotten == 0 {
-            let others = self.shards.iter().filter_map(try_lock);
+            let others = self.shards.iter().filter_map(|shard| try_lock(&shard.0));
             forgotten = others.map(|mut other| other.sweep(now)).sum();
         }
         self.keys.fetch_sub(forgotten, Relaxed);
@@ -313,11 +339,11 @@ impl KeyedBuckets {
         *lock(&self.rate) = rate;
         let refill = rate.refill();
         for shard in self.shards.iter().chain([&self.anonymous]) {
-            let mut shard = lock(shard);
+            let shard = &mut *lock(&shard.0);
             let now = self.clock.nanos();
-            shard.shared.set_refill(refill, now);
-            for own in shard.buckets.values_mut().filter(|own| own.common_rate) {
-                own.bucket.set_refill(refill, now);
+            let before = std::mem::replace(&mut shard.rate, refill);
+            for bucket in shard.buckets.values_mut().chain([&mut shard.shared]) {
+                bucket.set_rate(&before, &refill, now);
             }
         }
     }
@@ -352,8 +378,9 @@ impl KeyedBuckets {
     /// What is left of a key's quota.
     pub(crate) fn tokens(&self, key: Fingerprint) -> Option<u64> {
         let now = self.clock.nanos();
-        let shard = lock(self.shard(Some(key)));
-        shard.buckets.get(&key).map(|own| own.bucket.tokens(now))
+        let mut shard = lock(self.shard(Some(key)));
+        let (bucket, rate) = shard.find(key)?;
+        Some(bucket.tokens(rate, now))
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -365,7 +392,7 @@ impl KeyedBuckets {
             overflowed: self.overflowed.load(Relaxed),
             waiting: self.waiting.load(Relaxed),
             admitted: (self.shards.iter().chain([&self.anonymous]))
-                .map(|shard| lock(shard).admitted)
+                .map(|shard| lock(&shard.0).admitted)
                 .sum(),
             rejected: self.bounds.rejected(),
             waits: self.bounds.waits.snapshot(),
@@ -374,23 +401,35 @@ impl KeyedBuckets {
 
     fn shard(&self, key: Option<Fingerprint>) -> &Mutex<Shard> {
         match key {
-            // Not the half that the shard's own map looks at.
-            Some(key) => &self.shards[key.high() as usize % SHARDS],
-            None => &self.anonymous,
+            // Not by what the shard's own map looks at.
+            Some(key) => &self.shards[key.middle() % SHARDS].0,
+            None => &self.anonymous.0,
         }
     }
 }
 
 impl Shard {
+    /// A key's bucket, and its rate.
+    #[inline]
+    fn find(&mut self, key: Fingerprint) -> Option<(&mut TokenBucket, &Refill)> {
+        if let Some(bucket) = self.buckets.get_mut(&key) {
+            return Some((bucket, &self.rate));
+        }
+        let (bucket, rate) = self.own_rates.get_mut(&key)?;
+        Some((bucket, rate))
+    }
+
     /// Forgets the keys whose buckets are full again; says how many. Not too often.
     fn sweep(&mut self, now: u64) -> usize {
         if now.wrapping_sub(self.swept_at) < SWEEP_EVERY {
             return 0;
         }
         self.swept_at = now;
-        let before = self.buckets.len();
-        self.buckets.retain(|_, own| !own.bucket.is_full(now));
-        before - self.buckets.len()
+        let common = &self.rate;
+        let before = self.buckets.len() + self.own_rates.len();
+        (self.buckets).retain(|_, bucket| !bucket.is_full(common, now));
+        (self.own_rates).retain(|_, (bucket, rate)| !bucket.is_full(rate, now));
+        before - self.buckets.len() - self.own_rates.len()
     }
 }
 

@@ -145,71 +145,92 @@ impl Refill {
     }
 }
 
-/// The number of a token.
+/// A token that was taken, if the rate has not changed since.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Token(u64);
+pub(crate) struct Token {
+    number: u64,
+    origin: u64,
+}
 
-/// A bucket of one's own.
+/// A bucket of one's own, of many at the same rate: only what differs between them, since there may be many. The
+/// rate, as [`Refill::new`] makes it, is brought along.
+///
+/// Its tokens are numbered anew when the rate changes, so that `base` is the `burst` of all of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
-    refill: Refill,
+    origin: u64,
     spent: u64,
 }
 
 impl TokenBucket {
-    /// A full one at `now`.
-    pub(crate) fn new(refill: Refill, now: u64) -> Self {
+    /// A full one at `now`, at any rate.
+    pub(crate) fn new(now: u64) -> Self {
         Self {
-            refill: Refill {
-                origin: now,
-                ..refill
-            },
+            origin: now,
             spent: 0,
         }
     }
 
-    /// Its next token: how long it is until it is there.
-    pub(crate) fn next(&self, now: u64) -> (Token, u64) {
-        match self.refill.take(self.spent, now, 1) {
-            Some(then) => (Token(then), 0),
-            None => {
-                let then = self.refill.settled(self.spent, now).saturating_add(1);
-                (Token(then), self.refill.wait(self.spent, now, 1))
-            }
+    #[inline]
+    fn refill(&self, rate: &Refill) -> Refill {
+        Refill {
+            origin: self.origin,
+            ..*rate
         }
     }
 
+    /// Its next token: how long it is until it is there.
+    #[inline]
+    pub(crate) fn next(&self, rate: &Refill, now: u64) -> (Token, u64) {
+        let refill = self.refill(rate);
+        let (number, wait) = match refill.take(self.spent, now, 1) {
+            Some(then) => (then, 0),
+            None => {
+                let then = refill.settled(self.spent, now).saturating_add(1);
+                (then, refill.wait(self.spent, now, 1))
+            }
+        };
+        let origin = self.origin;
+        (Token { number, origin }, wait)
+    }
+
     /// Takes the next token, now or ahead of its time.
+    #[inline]
     pub(crate) fn take(&mut self, token: Token) {
-        self.spent = token.0;
+        self.spent = token.number;
     }
 
     /// Puts a token back, if nobody has taken one behind it: to those it would make no difference, and
     /// whoever came next would pass at the same time as one of them.
     pub(crate) fn put_back(&mut self, token: Token) {
-        if self.spent == token.0 {
+        if (self.spent, self.origin) == (token.number, token.origin) {
             self.spent -= 1;
         }
     }
 
     /// A full one has nothing to remember.
-    pub(crate) fn is_full(&self, now: u64) -> bool {
-        self.tokens(now) == self.refill.burst
+    pub(crate) fn is_full(&self, rate: &Refill, now: u64) -> bool {
+        self.tokens(rate, now) == rate.burst
     }
 
-    pub(crate) fn tokens(&self, now: u64) -> u64 {
-        self.refill.tokens(self.spent, now)
+    pub(crate) fn tokens(&self, rate: &Refill, now: u64) -> u64 {
+        self.refill(rate).tokens(self.spent, now)
     }
 
     /// Leaves at most so many tokens in it.
-    pub(crate) fn leave(&mut self, tokens: u64, now: u64) {
-        let most = self.refill.made(now).saturating_sub(tokens);
+    pub(crate) fn leave(&mut self, rate: &Refill, tokens: u64, now: u64) {
+        let most = self.refill(rate).made(now).saturating_sub(tokens);
         self.spent = self.spent.max(most);
     }
 
     /// Changes the rate. What is in the bucket stays in it, but for what no longer fits.
-    pub(crate) fn set_refill(&mut self, refill: Refill, now: u64) {
-        self.spent = self.refill.settled(self.spent, now);
-        self.refill = refill.following(&self.refill, now);
+    pub(crate) fn set_rate(&mut self, before: &Refill, rate: &Refill, now: u64) {
+        let before = self.refill(before);
+        let spent = before.settled(self.spent, now);
+        let after = rate.following(&before, now);
+        // As many below what is made by now as before, which is the new burst. More than that do not fit.
+        let spent = (u128::from(spent) + u128::from(rate.burst)).saturating_sub(after.base.into());
+        self.spent = u64::try_from(spent).unwrap_or(u64::MAX);
+        self.origin = after.origin;
     }
 }

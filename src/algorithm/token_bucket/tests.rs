@@ -212,4 +212,64 @@ proptest! {
         }
         prop_assert!(u128::from(refill.made(now) - 5) <= brought / u128::from(SECOND) + 1);
     }
+
+    /// One of many, which is numbered anew with each rate, has the tokens of one that is not.
+    #[test]
+    fn a_bucket_of_ones_own_is_like_any_other(
+        steps in prop::collection::vec(
+            (0..2_000_000_000u64, prop::option::of((rates(), 1..20u64)), 0..4usize),
+            1..200,
+        ),
+    ) {
+        let mut rate = Refill::new(3, SECOND, 5);
+        let mut now = YEAR;
+        let mut own = TokenBucket::new(now);
+        let (mut refill, mut spent) = (Refill { origin: now, ..rate }, 0);
+        for (pause, changed, takes) in steps {
+            now += pause;
+            if let Some(((count, period), burst)) = changed {
+                let before = std::mem::replace(&mut rate, Refill::new(count, period, burst));
+                own.set_rate(&before, &rate, now);
+                spent = refill.settled(spent, now);
+                refill = rate.following(&refill, now);
+            }
+            for _ in 0..takes {
+                let (token, wait) = own.next(&rate, now);
+                let taken = refill.take(spent, now, 1);
+                prop_assert_eq!(wait == 0, taken.is_some());
+                if taken.is_none() {
+                    prop_assert_eq!(wait, refill.wait(spent, now, 1));
+                }
+                // Now or ahead of its time, alike.
+                spent = taken.unwrap_or_else(|| refill.settled(spent, now) + 1);
+                own.take(token);
+            }
+            prop_assert_eq!(own.tokens(&rate, now), refill.tokens(spent, now));
+            prop_assert_eq!(own.is_full(&rate, now), refill.tokens(spent, now) == rate.burst);
+        }
+    }
+}
+
+#[test]
+fn a_token_is_put_back_if_none_was_taken_behind_it_at_the_same_rate() {
+    let rate = Refill::new(1, SECOND, 2);
+    let mut bucket = TokenBucket::new(YEAR);
+    let mut take = |bucket: &mut TokenBucket| {
+        let (token, _) = bucket.next(&rate, YEAR);
+        bucket.take(token);
+        token
+    };
+    let (first, second) = (take(&mut bucket), take(&mut bucket));
+    bucket.put_back(first);
+    assert_eq!(bucket.tokens(&rate, YEAR), 0);
+    bucket.put_back(second);
+    assert_eq!(bucket.tokens(&rate, YEAR), 1);
+    // With the rate the numbers change, and the same number is another token.
+    let later = YEAR + SECOND;
+    let (taken, _) = bucket.next(&rate, later);
+    bucket.take(taken);
+    bucket.set_rate(&rate, &rate, later + 1);
+    let tokens = bucket.tokens(&rate, later + 1);
+    bucket.put_back(taken);
+    assert_eq!(bucket.tokens(&rate, later + 1), tokens);
 }
