@@ -36,8 +36,6 @@ fn serve(kind: &str) {
     let app = Router::new().route("/", get(|| async { "hello" }));
     let app = match kind {
         "edge" => app.layer(tower_backpressure::edge()),
-        "identity" => app.layer(tower::layer::util::Identity::new()),
-        "answers" => app.layer(tower_backpressure::OverloadResponseLayer::new()),
         _ => app,
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
