@@ -75,7 +75,7 @@ fn start(kind: &str) -> Server {
 
 fn compare() {
     let (bare, edge) = (start("bare"), start("edge"));
-    (bare.cpu_per_request(), edge.cpu_per_request()); // warm
+    let _warm = [&bare, &edge].map(Server::cpu_per_request);
     let (mut bares, mut edges, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let first = (round % 2 == 0).then(|| bare.cpu_per_request());

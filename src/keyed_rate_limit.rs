@@ -48,8 +48,8 @@
 //! is sent. So at most `rate · max_wait` requests of a key wait, and [`max_waiting`] (1024) of all. Their
 //! global tokens are taken when they come, not when they are sent.
 //!
-//! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket; one takes less than 200 bytes,
-//! however long the key is. A key whose bucket is full again is forgotten, which loses nothing, when room
+//! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket; one takes less than 80 bytes, or 200
+//! at a rate of its own, however long the key is. A key whose bucket is full again is forgotten, which loses nothing, when room
 //! is needed. When there is none, keys that are new share overflow buckets, each at the common rate of one
 //! key whatever their own, with others that are: a flood of made-up keys hurts those, and not the keys
 //! that are known.

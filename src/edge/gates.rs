@@ -443,3 +443,27 @@ impl<F, W, X> fmt::Debug for GatesFuture<F, W, X> {
         f.debug_struct("GatesFuture").finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use std::{convert::Infallible, future::ready, pin::pin};
+
+    use http::Request;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::{clock, edge};
+
+    #[test]
+    fn an_accepted_request_looks_at_the_clock_twice() {
+        let answers = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(()))));
+        let service = edge().gates().layer(answers);
+        let mut cx = Context::from_waker(Waker::noop());
+        let before = clock::READS.get();
+        for _ in 0..10 {
+            let response = pin!(service.clone().call(Request::new(())));
+            assert!(response.poll(&mut cx).is_ready());
+        }
+        assert_eq!(clock::READS.get() - before, 20, "it comes, and is done");
+    }
+}
