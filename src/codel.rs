@@ -310,11 +310,12 @@ where
                 } else {
                     0
                 };
-                gate.enter(submitted, waited, Waited::take(), &mut now)
+                gate.admit(submitted, waited, Waited::take(), &mut now)
             }
         };
         match entered {
-            Ok(permit) => {
+            Ok(()) => {
+                let permit = gate.permit();
                 let _passing = clock::pass(&now);
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, permit.into())

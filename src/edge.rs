@@ -159,8 +159,9 @@ impl<E> Edge<E> {
         })
     }
 
+    /// Tokio's, as its parts have it unless they are given another: the admission by age cannot be.
     fn clock(&self) -> Clock {
-        self.gates.parts().wfq.fair().gate.clock()
+        self.gates.parts().codel.gate().clock()
     }
 
     fn change<E2, H: HoldKind>(

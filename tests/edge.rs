@@ -6,7 +6,9 @@ mod support;
 use std::{
     future::Future,
     num::NonZeroU32,
-    panic::{AssertUnwindSafe, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+    task::{Context, Wake, Waker},
     time::Duration,
 };
 
@@ -16,11 +18,12 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use proptest::prelude::*;
 use support::now;
-use tokio::time::{sleep, timeout};
-use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+use tokio::time::{advance, sleep, timeout};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ByStatus, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer,
-    LoadShedLayer, Overloaded, SubmittedAt, Waited, WfqConfig, WfqLayer, adaptive_concurrency,
+    AdaptiveConcurrencyLayer, ByStatus, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
+    ConcurrencyLimitLayer, LoadShedLayer, Overloaded, SubmittedAt, Waited, WfqConfig, WfqLayer,
+    adaptive_concurrency::{self, Bounds, Limit, Sample},
     codel, edge,
     wfq::{self, FromExtension, TenantId},
 };
@@ -92,8 +95,6 @@ fn job() -> impl Strategy<Value = Job> {
 
 async fn work(request: Request<Job>) -> Result<Response<Full<Bytes>>, BoxError> {
     let job = *request.body();
-    // What a queue tells is for the layer that decides by it.
-    assert_eq!(Waited::current(), None);
     sleep(job.takes).await;
     match job.end {
         End::Answers(status) => {
@@ -196,28 +197,25 @@ struct Settings {
     per_tenant: Option<u32>,
     /// What the service itself can take. More is not ready, and is shed.
     inside: usize,
+    /// A circuit in front of it is ready only to refuse.
+    circuit_open: bool,
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
+    let limits = (1..6_usize, 1..8_usize, 1..8_usize);
     let per_tenant = prop::option::of(1..3_u32);
-    (
-        1..6_usize,
-        1..8_usize,
-        5..60_u64,
-        0..8_usize,
-        per_tenant,
-        1..8_usize,
+    let circuit_open = prop::bool::weighted(0.1);
+    (limits, 5..60_u64, 0..8_usize, per_tenant, circuit_open).prop_map(
+        |((limit, codel_limit, inside), target, max_waiting, per_tenant, circuit_open)| Settings {
+            limit,
+            codel_limit,
+            target: MS * target as u32,
+            max_waiting,
+            per_tenant,
+            inside,
+            circuit_open,
+        },
     )
-        .prop_map(
-            |(limit, codel_limit, target, max_waiting, per_tenant, inside)| Settings {
-                limit,
-                codel_limit,
-                target: MS * target as u32,
-                max_waiting,
-                per_tenant,
-                inside,
-            },
-        )
 }
 
 impl Settings {
@@ -256,10 +254,19 @@ fn paused<T>(run: impl Future<Output = T>) -> T {
 /// What becomes of them, and the state that it leaves behind.
 macro_rules! outcome {
     ($settings:expr, $jobs:expr, $handles:expr, $layer:expr) => {{
+        let circuit = CircuitBreakerLayer::default();
+        if $settings.circuit_open {
+            circuit.handle().force_open();
+        }
         let service = ServiceBuilder::new()
             .layer($layer)
+            .layer(circuit)
             .layer(ConcurrencyLimitLayer::new($settings.inside))
-            .service(service_fn(work));
+            .service(service_fn(|request| {
+                // What a queue tells is for the layer that decides by it.
+                assert_eq!(Waited::current(), None);
+                work(request)
+            }));
         (send(service, $jobs).await, $handles.show())
     }};
 }
@@ -322,4 +329,99 @@ proptest! {
         prop_assert_eq!(outcomes, expected);
         prop_assert_eq!(state, expected_state);
     }
+}
+
+/// Nothing is left of a request that is gone, however it went.
+#[track_caller]
+fn assert_free(handle: &tower_backpressure::edge::Handle) {
+    let (wfq, codel) = (handle.wfq.snapshot(), handle.codel.snapshot());
+    let adaptive = handle.adaptive.snapshot();
+    let left = (wfq.running, wfq.waiting, codel.in_flight);
+    assert_eq!((left, adaptive.permits.in_flight), ((0, 0, 0), 0));
+}
+
+fn job_of(takes: Duration) -> Request<Job> {
+    Request::new(Job {
+        comes_after: MS,
+        submitted: None,
+        tenant: None,
+        cost: NonZeroU32::MIN,
+        takes,
+        end: End::Answers(StatusCode::OK),
+        patience: MS,
+        reads: MS,
+        keeps_service: false,
+    })
+}
+
+/// Panics when it is told of a request that comes.
+struct Startled(Bounds);
+
+impl Limit for Startled {
+    fn limit(&self) -> usize {
+        self.0.initial()
+    }
+
+    fn sample(&mut self, _: &Sample) {}
+
+    fn bounds(&self) -> Bounds {
+        self.0
+    }
+
+    fn restart(&mut self, bounds: Bounds) {
+        self.0 = bounds;
+    }
+
+    fn is_probing(&self) -> bool {
+        true
+    }
+
+    fn admitted(&mut self, _: Duration, _: usize) {
+        resume_unwind(Box::new("a law of one's own"));
+    }
+}
+
+#[test]
+fn a_law_that_panics_while_a_request_is_sent_takes_nothing_with_it() {
+    paused(async {
+        let edge = edge().adaptive(AdaptiveConcurrencyLayer::new(Startled(Bounds::new(
+            1, 5, 9,
+        ))));
+        let handle = edge.handle();
+        let mut service = edge.gates().layer(service_fn(work));
+        for _ in 0..3 {
+            let call = AssertUnwindSafe(|| service.call(job_of(MS)));
+            assert!(catch_unwind(call).is_err());
+            assert_free(&handle);
+        }
+    });
+}
+
+/// A task that panics when it is woken.
+struct Grumpy;
+
+impl Wake for Grumpy {
+    fn wake(self: Arc<Self>) {
+        resume_unwind(Box::new("woken"));
+    }
+}
+
+#[test]
+fn a_waker_that_panics_takes_nothing_with_it() {
+    paused(async {
+        let edge = edge().adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1));
+        let handle = edge.handle();
+        let mut service = edge.gates().layer(service_fn(work));
+        let mut first = Box::pin(service.call(job_of(MS)));
+        let mut second = Box::pin(service.call(job_of(MS)));
+        assert!(support::poll(&mut first).is_pending());
+        let grumpy = Waker::from(Arc::new(Grumpy));
+        let mut cx = Context::from_waker(&grumpy);
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        advance(MS * 2).await;
+        let done = AssertUnwindSafe(|| support::poll(&mut first).is_ready());
+        assert!(catch_unwind(done).is_err(), "it hands its place on");
+        drop((first, second));
+        assert_free(&handle);
+    });
 }

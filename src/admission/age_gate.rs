@@ -95,6 +95,10 @@ impl AgeGate {
         }
     }
 
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
     /// Now, in the law's time.
     pub(crate) fn now(&self) -> u64 {
         self.clock.nanos()
@@ -111,7 +115,13 @@ impl AgeGate {
         now: &mut Now,
     ) -> Result<Permit, Box<Overloaded>> {
         self.admit(submitted, waited, outside, now)?;
-        Ok(Permit::new(Arc::clone(&self.gate)))
+        Ok(self.permit())
+    }
+
+    /// For a request that was let in.
+    #[inline]
+    pub(crate) fn permit(&self) -> Permit {
+        Permit::new(Arc::clone(&self.gate))
     }
 
     /// The same for a caller that says itself when the request is [over](Gate::complete).
@@ -158,9 +168,9 @@ impl AgeGate {
     /// Lets a request pass that the inner service is going to refuse. It has not waited for what others
     /// wait for, so it says nothing about them.
     #[cold]
-    pub(crate) fn pass(&self) -> Result<Permit, Box<Overloaded>> {
+    pub(crate) fn pass(&self) -> Result<(), Box<Overloaded>> {
         match self.gate.try_admit(()) {
-            true => Ok(Permit::new(Arc::clone(&self.gate))),
+            true => Ok(()),
             false => Err(self.gate.refuse((), Reason::AtLimit)),
         }
     }

@@ -225,10 +225,6 @@ impl FairGate {
         }
     }
 
-    pub(crate) fn clock(&self) -> Clock {
-        self.clock.clone()
-    }
-
     /// A name that is empty or too long is none.
     fn key(&self, name: &str) -> Option<Fingerprint> {
         check_name(name).ok()?;

@@ -3,7 +3,7 @@
 //! It asks the gates of its layers in the order in which the layers would, one inside the other, and what it
 //! decides is what they would decide. But nearly all requests need not wait, and for those this is a shorter way:
 //! there is one pointer to be counted instead of three, for the service and again for the request; the clock is
-//! looked at once when a request comes and once when it is done; and there is one future around the inner
+//! looked at once when a request comes and once when it is answered; and there is one future around the inner
 //! service's, where each layer would copy the request and the response once more. A request that has to wait goes
 //! through the layers themselves.
 
@@ -23,11 +23,12 @@ use tower_service::Service;
 use crate::{
     AdaptiveConcurrency, AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, CoDel, CoDelLayer,
     Hold, LoadShed, LoadShedLayer, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
-    WfqLayer,
+    Waited, WfqLayer,
     admission::{
         claim::Limiter,
         fair_gate::{Arrived, End, FairGate},
         governor::Dispatched,
+        shed,
     },
     algorithm::fair_queue::Charge,
     clock::Now,
@@ -127,30 +128,37 @@ where
             gate: fair,
             extract,
         } = wfq.fair();
-        let mut now = Now::default();
+        // What layers further out tell is for the gates: nothing of it is known inside them.
+        Waited::take();
+        let mut now = Now::passed();
         let cost = extract.cost(&request);
         let arrived = fair.arrive(extract.tenant(&request).as_deref(), cost, &mut now);
         let Arrived::Begins(arrival, charge, waited) = arrived else {
             return self.take_the_long_way(request, arrived);
         };
         if !adaptive.gate().try_admit(()) {
-            codel.gate().inner_pending();
             let (arrived, wakes) = fair.take_back(arrival, charge);
             let future = self.take_the_long_way(request, arrived);
             wakes.wake();
+            codel.gate().inner_pending();
             return future;
         }
         let mut held = Held::new(Arc::clone(&self.gates.parts), charge);
         // It sheds, so there is nobody to be woken.
-        let polled = self
-            .inner
-            .poll_ready(&mut Context::from_waker(Waker::noop()));
+        let mut cx = Context::from_waker(Waker::noop());
+        let (polled, refusing) = shed::watch(|| self.inner.poll_ready(&mut cx));
         if let Poll::Ready(Err(error)) = polled {
             self.inner = self.inner.clone();
             return GatesFuture::failed(error);
         }
-        let submitted = submitted_at::FromExtension.submitted_at(&request);
-        if let Err(refusal) = codel.gate().admit(submitted, 0, Some(waited), &mut now) {
+        let entered = match refusing {
+            true => codel.gate().pass(),
+            false => {
+                let submitted = submitted_at::FromExtension.submitted_at(&request);
+                (codel.gate()).admit(submitted, 0, Some(waited), &mut now)
+            }
+        };
+        if let Err(refusal) = entered {
             held.end = End::Refused;
             self.inner = self.inner.clone(); // what it has reserved goes back to whoever is next
             return GatesFuture::failed(refusal);
@@ -261,7 +269,9 @@ pub struct Held<E, H: HoldKind> {
     /// Until it is settled with the fair queue, after which nothing is held.
     charge: Option<Charge>,
     end: End,
-    /// Once it is sent. Before, there is only a place in the adaptive limit, and no use was made of it.
+    /// Whether it was let in by age, and is sent. Before, there is only a place in the adaptive limit, and no use was
+    /// made of it.
+    sent: bool,
     dispatched: Option<Dispatched>,
 }
 
@@ -273,6 +283,7 @@ impl<E, H: HoldKind> Held<E, H> {
             parts,
             charge: Some(charge),
             end: End::NotSent,
+            sent: false,
             dispatched: None,
         }
     }
@@ -280,9 +291,9 @@ impl<E, H: HoldKind> Held<E, H> {
     /// The admission by age has let it in too, and it is sent now.
     #[inline]
     fn send(&mut self, now: &mut Now) {
+        (self.sent, self.end) = (true, End::Served);
         let gate = self.parts.adaptive.gate();
         self.dispatched = Some(gate.governor().dispatch(gate, now));
-        self.end = End::Served;
     }
 
     /// Before the place is given back, so that whoever gets it next meets the limit as it is then.
@@ -298,7 +309,8 @@ impl<E, H: HoldKind> Held<E, H> {
         }
     }
 
-    /// In the order in which the layers would: from the inside out.
+    /// In the order in which the layers would: from the inside out. Whoever is let in instead is foreign, and so is
+    /// who listens to the log: if one of them panics, the rest is given back all the same.
     #[inline]
     fn let_go(&mut self, now: &mut Now) {
         let Some(charge) = self.charge.take() else {
@@ -307,14 +319,12 @@ impl<E, H: HoldKind> Held<E, H> {
         let Parts {
             codel, adaptive, ..
         } = &*self.parts;
-        match self.dispatched {
-            Some(_) => {
-                adaptive.gate().complete();
-                codel.gate().gate.complete();
-            }
-            None => adaptive.gate().give_back(()),
+        let _fair = finally(|| self.parts.fair().end(charge, self.end, now));
+        let _codel = self.sent.then(|| finally(|| codel.gate().gate.complete()));
+        match self.sent {
+            true => adaptive.gate().complete(),
+            false => adaptive.gate().give_back(()),
         }
-        self.parts.fair().end(charge, self.end, now);
     }
 
     fn fail<Res>(mut self, error: &BoxError)
@@ -328,6 +338,21 @@ impl<E, H: HoldKind> Held<E, H> {
         }
         self.let_go(&mut now);
     }
+}
+
+/// Does it when what is given is dropped.
+#[inline]
+fn finally(last: impl FnOnce()) -> impl Drop {
+    struct Finally<F: FnOnce()>(Option<F>);
+    impl<F: FnOnce()> Drop for Finally<F> {
+        #[inline]
+        fn drop(&mut self) {
+            if let Some(last) = self.0.take() {
+                last();
+            }
+        }
+    }
+    Finally(Some(last))
 }
 
 impl<E, H: HoldKind> Drop for Held<E, H> {
@@ -366,10 +391,10 @@ impl<B: Body, E> Hold<Response<B>> for Held<E, UntilBodyEnd> {
         let Parts {
             codel, adaptive, ..
         } = &*self.parts;
-        codel.gate().gate.complete();
-        let permit = Permit::new(Arc::clone(adaptive.gate()));
         let mut running = Running::new(Arc::clone(self.parts.fair()), charge);
         running.send();
+        let permit = Permit::new(Arc::clone(adaptive.gate()));
+        codel.gate().gate.complete();
         let response = UntilBodyEnd::from(permit).until_done(response);
         UntilBodyEnd::from(running).until_done(response)
     }
