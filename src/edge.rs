@@ -20,7 +20,7 @@
 //! | [`WfqLayer`] | [`tenant`](Edge::tenant), [`wfq`](Edge::wfq) | notes when a request came, and takes turns between tenants; requests wait here |
 //! | [`CoDelLayer`] | [`codel`](Edge::codel) | refuses what has waited too long |
 //! | [`AdaptiveConcurrencyLayer`] | [`adaptive`](Edge::adaptive) | finds out how much the service can do |
-//! | [`LoadShedLayer`] | | refuses what the service itself is not ready for |
+//! | [`LoadShedLayer`](crate::LoadShedLayer) | | refuses what the service itself is not ready for |
 //!
 //! The age of a request counts from when it gets here, or from its [`SubmittedAt`](crate::SubmittedAt) if
 //! it has been stamped further out; a stamp of its own would say no more than the fair queue knows.
