@@ -58,7 +58,6 @@ pub fn edge() -> Edge {
         wfq,
         codel,
         adaptive,
-        ..
     } = EdgeConfig::default();
     let clock = Clock::default(); // one for all: what time it is, is worked out once
     Edge {

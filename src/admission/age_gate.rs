@@ -124,7 +124,7 @@ impl AgeGate {
         Permit::new(Arc::clone(&self.gate))
     }
 
-    /// The same for a caller that says itself when the request is [over](Gate::complete).
+    /// As [`enter`](Self::enter), for a caller that says itself when the request is [over](Gate::complete).
     #[inline]
     pub(crate) fn admit(
         &self,
