@@ -1,6 +1,6 @@
 //! What a client speaks.
 
-use http::{HeaderValue, Method, Request, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Request, header::CONTENT_TYPE};
 
 /// What a client speaks, as its request's head tells. In this order: what comes first is looked for
 /// first.
@@ -42,18 +42,28 @@ pub(super) enum Caller {
 }
 
 impl Caller {
+    /// Every request pays for this, and few are refused: what is looked up for all is little, and what is not for
+    /// all is not in line.
     #[inline]
     pub(super) fn of<B>(request: &Request<B>) -> Self {
         let told: Option<&Protocol> = request.extensions().get();
         #[cfg(feature = "ws")]
         if told.is_none_or(|told| *told == Protocol::WebSocket) {
             if let Some(handshake) = super::websocket::Handshake::of(request) {
-                return Self::WebSocket(Box::new(handshake));
+                return Self::WebSocket(handshake);
             }
         }
-        let protocol = told.copied().unwrap_or_else(|| protocol(request));
+        match told.copied().unwrap_or_else(|| protocol(request)) {
+            Protocol::Http | Protocol::WebSocket => Self::Http,
+            Protocol::ConnectUnary => Self::ConnectUnary,
+            told => Self::with_content_type(told, request.headers()),
+        }
+    }
+
+    #[inline(never)]
+    fn with_content_type(protocol: Protocol, headers: &HeaderMap) -> Self {
         let content_type = |usual| {
-            let content_type = request.headers().get(CONTENT_TYPE).cloned();
+            let content_type = headers.get(CONTENT_TYPE).cloned();
             content_type.unwrap_or(HeaderValue::from_static(usual))
         };
         match protocol {
@@ -65,11 +75,9 @@ impl Caller {
                 web: false,
                 content_type: HeaderValue::from_static("application/grpc"),
             },
-            Protocol::ConnectStreaming => Self::ConnectStreaming {
+            _ => Self::ConnectStreaming {
                 content_type: content_type("application/connect+proto"),
             },
-            Protocol::ConnectUnary => Self::ConnectUnary,
-            Protocol::Http | Protocol::WebSocket => Self::Http,
         }
     }
 
@@ -86,16 +94,18 @@ impl Caller {
     }
 }
 
+#[inline]
 fn protocol<B>(request: &Request<B>) -> Protocol {
     match *request.method() {
-        Method::POST => posted(request),
-        Method::GET if asks_for_connect(request.uri().query()) => Protocol::ConnectUnary,
+        Method::POST => posted(request.headers()),
+        Method::GET if request.uri().query().is_some_and(asks_for_connect) => {
+            Protocol::ConnectUnary
+        }
         _ => Protocol::Http,
     }
 }
 
-fn posted<B>(request: &Request<B>) -> Protocol {
-    let headers = request.headers();
+fn posted(headers: &HeaderMap) -> Protocol {
     let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     let mut media_type = content_type.unwrap_or_default().split(|byte| *byte == b';');
     let media_type = media_type.next().unwrap_or_default().trim_ascii();
@@ -123,6 +133,6 @@ fn posted<B>(request: &Request<B>) -> Protocol {
     }
 }
 
-fn asks_for_connect(query: Option<&str>) -> bool {
-    query.is_some_and(|query| query.split('&').any(|pair| pair == "connect=v1"))
+fn asks_for_connect(query: &str) -> bool {
+    query.split('&').any(|pair| pair == "connect=v1")
 }

@@ -54,23 +54,34 @@ pub(super) struct Handshake {
 
 impl Handshake {
     #[inline]
-    pub(super) fn of<B>(request: &Request<B>) -> Option<Self> {
-        let headers = request.headers();
-        match (request.method(), request.version()) {
-            (&Method::GET, Version::HTTP_11) if headers.contains_key(UPGRADE) => {
+    pub(super) fn of<B>(request: &Request<B>) -> Option<Box<Self>> {
+        // Of a connection that is not asked to be, hyper offers none to be taken over.
+        let on_upgrade: &OnUpgrade = request.extensions().get()?;
+        let (method, version) = (request.method(), request.version());
+        Self::asked(on_upgrade, method, version, request.headers()).map(Box::new)
+    }
+
+    #[inline(never)]
+    fn asked(
+        on_upgrade: &OnUpgrade,
+        method: &Method,
+        version: Version,
+        headers: &HeaderMap,
+    ) -> Option<Self> {
+        match (method, version) {
+            (&Method::GET, Version::HTTP_11) => {
                 let key = headers.get(SEC_WEBSOCKET_KEY)?;
                 let upgrade = has_token(headers, CONNECTION, "upgrade")
                     && has_token(headers, UPGRADE, "websocket");
                 (upgrade && is_key(key.as_bytes())).then_some(())?;
-                Self::with(request, Some(key.clone()))
+                Self::with(on_upgrade, headers, Some(key.clone()))
             }
-            (&Method::CONNECT, Version::HTTP_2) => Self::with(request, None),
+            (&Method::CONNECT, Version::HTTP_2) => Self::with(on_upgrade, headers, None),
             _ => None,
         }
     }
 
-    fn with<B>(request: &Request<B>, key: Option<HeaderValue>) -> Option<Self> {
-        let headers = request.headers();
+    fn with(on_upgrade: &OnUpgrade, headers: &HeaderMap, key: Option<HeaderValue>) -> Option<Self> {
         let version = headers.get(SEC_WEBSOCKET_VERSION)?;
         (version == "13").then_some(())?;
         let offered = headers.get(SEC_WEBSOCKET_PROTOCOL);
@@ -78,7 +89,7 @@ impl Handshake {
             offered.and_then(|offered| offered.as_bytes().split(|byte| *byte == b',').next());
         let protocol = first.and_then(|first| HeaderValue::from_bytes(first.trim_ascii()).ok());
         Some(Self {
-            on_upgrade: request.extensions().get::<OnUpgrade>()?.clone(),
+            on_upgrade: on_upgrade.clone(),
             key,
             protocol: protocol.filter(|protocol| !protocol.is_empty()),
         })
