@@ -27,7 +27,7 @@ pub(crate) struct Governor {
 }
 
 struct Law {
-    limit: Box<dyn Limit>,
+    limit: Box<dyn Governs>,
     /// Unless it is foreign, or has settings of its own.
     named: Option<config::Law>,
     /// The limit that is in force.
@@ -35,6 +35,19 @@ struct Law {
     /// While the limit is pinned, the law is neither fed nor asked.
     pinned: bool,
     said: Said,
+}
+
+/// A law, asked for all at once: each call of a boxed one goes somewhere else in memory.
+pub(crate) trait Governs: Limit {
+    /// Takes the sample in. Says what the limit is, and whether it is held down to measure.
+    fn learn(&mut self, sample: &Sample) -> (usize, bool);
+}
+
+impl<L: Limit> Governs for L {
+    fn learn(&mut self, sample: &Sample) -> (usize, bool) {
+        self.sample(sample);
+        (self.limit(), self.is_probing())
+    }
 }
 
 /// What the log was last told of the limit.
@@ -63,7 +76,7 @@ impl Governor {
         Self::of(law.limit(), Some(law), clock)
     }
 
-    fn of(limit: Box<dyn Limit>, named: Option<config::Law>, clock: Clock) -> Self {
+    fn of(limit: Box<dyn Governs>, named: Option<config::Law>, clock: Clock) -> Self {
         Self {
             clock,
             probing: AtomicUsize::new(limit.is_probing().into()),
@@ -118,8 +131,8 @@ impl Governor {
         };
         let mut law = lock(&self.law);
         if !law.pinned {
-            law.limit.sample(&sample);
-            self.apply(gate, law);
+            let (limit, probing) = law.limit.learn(&sample);
+            self.follow(gate, law, limit, probing);
         }
     }
 
@@ -202,13 +215,18 @@ impl Governor {
     }
 
     /// What the law says takes effect, unless the limit is pinned.
-    #[inline]
     fn apply(&self, gate: &Gate, law: MutexGuard<'_, Law>) {
-        let probing = law.limit.is_probing().into();
+        let (limit, probing) = (law.limit.limit(), law.limit.is_probing());
+        self.follow(gate, law, limit, probing);
+    }
+
+    #[inline]
+    fn follow(&self, gate: &Gate, law: MutexGuard<'_, Law>, limit: usize, probing: bool) {
+        let probing = probing.into();
         if probing != self.probing.load(Relaxed) {
             self.probing.store(probing, Relaxed);
         }
-        let limit = law.limit.limit().max(1);
+        let limit = limit.max(1);
         if limit != law.applied && !law.pinned {
             self.set(gate, law, limit);
         }

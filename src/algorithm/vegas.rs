@@ -264,6 +264,7 @@ impl Vegas {
         }
     }
 
+    #[inline]
     fn collect(&mut self, now: f64, rtt: f64, in_flight: usize) {
         let rtt = match self.base.is_known() {
             true => rtt.min(LONGEST_RTT * self.base.mean),
@@ -281,6 +282,7 @@ impl Vegas {
 
     /// Whether a request is passed over that completes after a dip, because it was admitted in it. The
     /// window begins after the last of them.
+    #[inline]
     fn skips(&mut self, now: f64) -> bool {
         let skips = self.skip > 0;
         if skips {
@@ -291,6 +293,7 @@ impl Vegas {
     }
 
     /// Ends the dip when enough was measured, or when it cannot be.
+    #[cold]
     fn watch(&mut self, dip: Dip, now: f64) {
         self.dip = Some(Dip { last: now, ..dip });
         let lasted = now - dip.since;
@@ -336,6 +339,7 @@ impl Vegas {
     }
 
     /// Judges the window.
+    #[cold]
     fn close(&mut self, now: f64) {
         let window = std::mem::replace(&mut self.window, Collected::from(now));
         let lasted = (now - window.start).max(1e-9);
@@ -455,6 +459,7 @@ impl Default for Vegas {
 }
 
 impl Limit for Vegas {
+    #[inline]
     fn limit(&self) -> usize {
         let limit = match self.dip {
             Some(dip) if self.dipping => self.limit.min(dip.level),
@@ -463,6 +468,7 @@ impl Limit for Vegas {
         (limit as usize).max(1)
     }
 
+    #[inline]
     fn sample(&mut self, sample: &Sample) {
         let (now, rtt) = (sample.now.as_secs_f64(), sample.rtt.as_secs_f64());
         if self.phase == Phase::New {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    ConfigError, Limit, Vegas,
+    ConfigError, Vegas,
     adaptive_concurrency::{Aimd, Bounds, Gradient2, Windowed},
-    admission::{bounds::DEFAULT_MAX_WAITING, gate::check_limit},
+    admission::{bounds::DEFAULT_MAX_WAITING, gate::check_limit, governor::Governs},
 };
 
 /// What an [`AdaptiveConcurrencyLayer`](crate::AdaptiveConcurrencyLayer) holds to.
@@ -47,7 +47,7 @@ pub enum Law {
 }
 
 impl Law {
-    pub(crate) fn limit(self) -> Box<dyn Limit> {
+    pub(crate) fn limit(self) -> Box<dyn Governs> {
         match self {
             Self::Vegas => Box::new(Vegas::default()),
             Self::Gradient2 => Box::new(Windowed::new(Gradient2::default())),
