@@ -49,6 +49,7 @@ impl Waited {
 
     /// The same, for one that decides by it. Those further in are not told again: what they call may be
     /// another service altogether.
+    #[inline]
     pub(crate) fn take() -> Option<Self> {
         WAITED.take()
     }

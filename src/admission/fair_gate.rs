@@ -266,6 +266,7 @@ impl FairGate {
 
     /// Where there is no room, that is told at once. It is looked for again when the request is first polled:
     /// until then it is in nobody's way.
+    #[cold]
     fn queue_up(&self, mut state: MutexGuard<'_, State>, arrival: Arrival, now: u64) -> Arrived {
         if self.has_room(&mut state, arrival.tenant, self.bounds.max_waiting()) {
             return Arrived::Waits(arrival);
@@ -555,6 +556,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
 
 impl State {
     /// What the layers inside are told of a request that came at `at`.
+    #[inline]
     fn waited(&self, at: u64, now: u64) -> Waited {
         let since = |at: u64| Duration::from_nanos(now.saturating_sub(at));
         Waited {
@@ -564,6 +566,7 @@ impl State {
     }
 
     /// Whether somebody has the turn, and uses it.
+    #[inline]
     fn has_turn(&self, now: u64) -> bool {
         self.turns.iter().any(|turn| turn.is_used(now))
     }
@@ -573,8 +576,17 @@ impl State {
     }
 
     /// Gives the turn to the one that is next, if nobody has it. Who got it is to be woken.
+    #[inline]
     fn pass_on(&mut self, now: u64) -> Option<(Ticket, Waker)> {
-        if !self.queue.has_next() || self.has_turn(now) {
+        match self.queue.has_next() {
+            true => self.pass_on_to_next(now),
+            false => None,
+        }
+    }
+
+    #[inline(never)]
+    fn pass_on_to_next(&mut self, now: u64) -> Option<(Ticket, Waker)> {
+        if self.has_turn(now) {
             return None;
         }
         let (ticket, charge) = self.queue.next(now)?;

@@ -277,6 +277,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Whether the tenant may have another request running.
+    #[inline]
     pub(crate) fn may_run(&self, tenant: u32) -> bool {
         self.tenants[tenant as usize].running < self.max_running
     }
@@ -295,6 +296,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Whether there is one that may be next.
+    #[inline]
     pub(crate) fn has_next(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -306,7 +308,16 @@ impl<T> FairQueue<T> {
 
     /// The same without those that wait for their own tenant's others to end. It looks at a few: where all of
     /// them do, nobody is said to wait.
+    #[inline]
     pub(crate) fn oldest_that_may_run(&self) -> Option<u64> {
+        match self.oldest {
+            NIL => None,
+            _ => self.oldest_of_a_few_that_may_run(),
+        }
+    }
+
+    #[inline(never)]
+    fn oldest_of_a_few_that_may_run(&self) -> Option<u64> {
         const FEW: usize = 64;
         let mut slot = self.oldest;
         for _ in 0..FEW {
@@ -439,6 +450,7 @@ impl<T> FairQueue<T> {
     }
 
     /// The service begins of a request that need not wait: as if it had been pushed, and been next.
+    #[inline]
     pub(crate) fn begin_at_once(&mut self, id: u32, cost: NonZeroU32, now: u64) -> Charge {
         self.catch_up(id);
         self.set_virtual_time(self.tenants[id as usize].tag);
@@ -448,6 +460,7 @@ impl<T> FairQueue<T> {
     }
 
     /// The service has ended: what it really took is charged, and is the better known for the next.
+    #[inline]
     pub(crate) fn finish(&mut self, charge: Charge, now: u64) -> u64 {
         // Nothing is free: else weights would mean nothing where requests take no time that can be measured.
         let took = charge.took(now).max(1);
@@ -461,6 +474,7 @@ impl<T> FairQueue<T> {
 
     /// The request was refused further in: its tenant is charged what that took, which is next to nothing if
     /// nothing was done for it. Nothing is learned.
+    #[inline(never)]
     pub(crate) fn refuse(&mut self, charge: Charge, now: u64) {
         let used = charge.took(now).saturating_mul(charge.cost.get().into());
         self.step(charge.tenant);
@@ -468,6 +482,7 @@ impl<T> FairQueue<T> {
     }
 
     /// The request was not sent after all: its tenant is charged nothing, and nothing is learned.
+    #[inline(never)]
     pub(crate) fn refund(&mut self, charge: Charge) {
         self.step(charge.tenant);
         self.settle(charge, 0);
@@ -591,6 +606,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Charges what was used instead of what was paid.
+    #[inline]
     fn settle(&mut self, charge: Charge, used: u64) {
         let tenant = &mut self.tenants[charge.tenant as usize];
         let difference = u128::from(used.abs_diff(charge.paid)) * u128::from(charge.price);
@@ -613,9 +629,11 @@ impl<T> FairQueue<T> {
         if was_held_back {
             self.catch_up(charge.tenant);
         }
+        let tenant = &self.tenants[charge.tenant as usize];
         // What it was over by was counted at the price of now.
-        let repriced = self.tenants[charge.tenant as usize].price != charge.price;
-        if less || was_held_back || repriced {
+        let repriced = tenant.price != charge.price;
+        // Who has nothing waiting is not among those that may be next.
+        if tenant.head != NIL && (less || was_held_back || repriced) {
             self.reorder(charge.tenant);
         }
     }
@@ -634,6 +652,7 @@ impl<T> FairQueue<T> {
 
     /// Puts the tenant where it belongs among those that may be next, after its head, its tag or the
     /// number of its running requests has changed.
+    #[inline(never)]
     fn reorder(&mut self, id: u32) {
         if !self.is_ready(id) {
             return self.ready.remove(id);
@@ -677,12 +696,14 @@ impl<T> FairQueue<T> {
         }
     }
 
+    #[inline]
     fn note_idle(&mut self) {
         if self.running == 0 && self.waiting == 0 {
             self.set_virtual_time(self.latest.max(self.virtual_time));
         }
     }
 
+    #[inline]
     fn set_virtual_time(&mut self, tag: u128) {
         self.virtual_time = tag;
         if (tag - self.origin) >> (STEP + 63) > 0 {

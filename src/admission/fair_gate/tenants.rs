@@ -141,6 +141,7 @@ impl Tenants {
 
     /// The number of a tenant, which it keeps until all that were attached are detached. `None` is the
     /// anonymous one.
+    #[inline]
     pub(super) fn attach(&mut self, queue: &mut Queue, named: Option<(Fingerprint, &str)>) -> u32 {
         let id = match named {
             Some((key, name)) => self.find_or_add(queue, key, name),
@@ -154,6 +155,7 @@ impl Tenants {
         id
     }
 
+    #[inline]
     pub(super) fn detach(&mut self, id: u32) {
         let record = &mut self.records[id as usize];
         record.attached -= 1;
@@ -162,6 +164,7 @@ impl Tenants {
         }
     }
 
+    #[inline(never)]
     fn find_or_add(&mut self, queue: &mut Queue, key: Fingerprint, name: &str) -> u32 {
         if let Some(&id) = self.ids.get(&key) {
             return id;
@@ -226,6 +229,7 @@ impl Tenants {
         false
     }
 
+    #[inline(never)]
     fn link_idle(&mut self, id: u32) {
         let last = mem::replace(&mut self.idle_last, id);
         match last {
@@ -236,6 +240,7 @@ impl Tenants {
         (record.idle_previous, record.idle_next) = (last, NIL);
     }
 
+    #[inline(never)]
     fn unlink_idle(&mut self, id: u32) {
         let &Record {
             idle_previous: previous,
@@ -289,11 +294,13 @@ impl Tenants {
         self.set_default_weight(queue, default_weight);
     }
 
+    #[inline]
     pub(super) fn note_served(&mut self, id: u32, used: u64, now: u64) {
         let record = &mut self.records[id as usize];
         record.served += 1;
-        record.recent.add(used, now);
-        self.recent.add(used, now);
+        let epoch = now / EPOCH;
+        record.recent.add(used, epoch);
+        self.recent.add(used, epoch);
     }
 
     pub(super) fn note_refused(&mut self, id: u32) {
@@ -369,8 +376,11 @@ struct Recent {
 const EPOCH: u64 = 10_000_000_000;
 
 impl Recent {
-    fn add(&mut self, amount: u64, now: u64) {
-        *self = self.at(now / EPOCH);
+    #[inline]
+    fn add(&mut self, amount: u64, epoch: u64) {
+        if epoch > self.epoch {
+            *self = self.at(epoch);
+        }
         self.current = self.current.saturating_add(amount);
     }
 

@@ -28,6 +28,7 @@ impl Default for Ages {
 }
 
 /// Up to 8 each value has a bucket of its own; from there on there are 8 buckets in each doubling.
+#[inline]
 const fn index(micros: u64) -> usize {
     if micros < STEPS as u64 {
         return micros as usize;

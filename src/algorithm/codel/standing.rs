@@ -22,6 +22,7 @@ pub(super) struct Standing {
 }
 
 /// It is no shorter than the target: a queue that drains within it must be seen to.
+#[inline]
 fn detection(target: u64) -> u64 {
     SHORTEST_DETECTION.max(target)
 }
@@ -72,10 +73,12 @@ impl Standing {
     }
 
     /// Added: an inner service that is not ready holds requests back, so that none come.
+    #[inline]
     fn is_silent(&self, now: u64, target: u64) -> bool {
         self.pended.is_none() && self.silence(now) >= detection(target)
     }
 
+    #[inline]
     fn silence(&self, now: u64) -> u64 {
         now.saturating_sub(self.last.max(self.end))
     }
