@@ -1,16 +1,18 @@
 //! The door of a [`CoDel`](crate::CoDel): its law, and a [`Gate`] for what is in flight.
 //!
-//! The gate counts and holds to the limit; nobody ever waits at it. All that enter do so under the lock
-//! of the law, so what it is told to be in flight can only have become less when it decides.
+//! The gate counts and holds to the limit; nobody ever waits at it.
+//!
+//! In good times nobody has waited, and there is nothing to be decided. The law says until when a request that
+//! has not waited could tell it nothing but that it came: it is *calm*. Meanwhile such a request only goes through
+//! the gate, by one compare-and-swap, and how many they were is found out from how many the gate has admitted,
+//! when the law wants to know. So threads that serve such requests do not take the law from each other.
 
 #[cfg(all(test, backpressure_loom))]
 mod models;
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests;
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::Duration,
-};
+use std::{fmt, sync::atomic::AtomicBool, time::Duration};
 
 use super::{
     bounds::{Rejected, nanos},
@@ -24,7 +26,11 @@ use crate::{
     algorithm::codel::{CoDel, Entry, Settings, Verdict},
     clock::{Clock, Now},
     observe::events::{self, LimitMoved},
-    sync::{Arc, Mutex, MutexGuard, lock},
+    sync::{
+        Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard,
+        Ordering::{Acquire, Relaxed, Release},
+        lock,
+    },
 };
 
 /// What a client is told that is refused for its age: at least this, at most that.
@@ -36,13 +42,22 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) struct AgeGate {
     pub(crate) gate: Arc<Gate>,
-    law: Mutex<CoDel>,
+    /// Until when it is calm, in the law's time, with how many in flight. Changed under the lock of the law.
+    calm_until: AtomicU64,
+    calm_below: AtomicUsize,
+    law: Mutex<Law>,
     /// By which the law's time is counted.
     clock: Clock,
     /// Whether a queue stood when the law was last brought up to date. The log's business alone.
     stands: AtomicBool,
     /// Whether it was ever asked on trial: then all that the log is told says so.
     on_trial: AtomicBool,
+}
+
+struct Law {
+    codel: CoDel,
+    /// How many of those that the gate has admitted it knows of: all but those that came while it was calm.
+    knows_of: u64,
 }
 
 /// The state of a sojourn-time admission at one moment.
@@ -88,7 +103,12 @@ impl AgeGate {
         let gate = Gate::new("codel", settings.max as usize).expect("it has been checked");
         Self {
             gate: Arc::new(gate),
-            law: Mutex::new(CoDel::new(settings, clock.nanos())),
+            calm_until: AtomicU64::new(0),
+            calm_below: AtomicUsize::new(0),
+            law: Mutex::new(Law {
+                codel: CoDel::new(settings, clock.nanos()),
+                knows_of: 0,
+            }),
             clock,
             stands: AtomicBool::new(false),
             on_trial: AtomicBool::new(false),
@@ -138,10 +158,31 @@ impl AgeGate {
         let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now.instant())));
         // Without a stamp, or with a late one, it is at least as old as it has waited here.
         let age = age.max(own);
-        self.decide(self.clock.nanos_at(now), age, own, oldest)
+        self.admit_at(self.clock.nanos_at(now), age, own, oldest)
     }
 
     #[inline]
+    fn admit_at(
+        &self,
+        now: u64,
+        age: u64,
+        own: u64,
+        oldest: Option<u64>,
+    ) -> Result<(), Box<Overloaded>> {
+        if age == 0 && self.is_calm(now) && self.gate.try_admit(()) {
+            return Ok(());
+        }
+        self.decide(now, age, own, oldest)
+    }
+
+    /// Whether the law need not be told of a request that has not waited.
+    #[inline]
+    fn is_calm(&self, now: u64) -> bool {
+        now < self.calm_until.load(Acquire)
+            && self.gate.load_now().0 < self.calm_below.load(Relaxed)
+    }
+
+    #[inline(never)]
     fn decide(
         &self,
         now: u64,
@@ -156,8 +197,14 @@ impl AgeGate {
             oldest,
             in_flight: self.gate.load_now().0 as u64,
         };
-        let verdict = law.enter(now, &entry);
+        let verdict = law.codel.enter(now, &entry);
         let admitted = verdict == Verdict::Admit && self.gate.try_admit(());
+        if admitted {
+            law.knows_of += 1;
+        } else if verdict == Verdict::Admit {
+            law.codel.note_full(); // those that do not ask were faster
+        }
+        self.note_calm(&law.codel);
         drop(law);
         if admitted {
             return Ok(());
@@ -165,11 +212,26 @@ impl AgeGate {
         Err(self.refuse(verdict, age.max(oldest.unwrap_or(0))))
     }
 
+    /// Under the lock of the law, which is this one. Whoever sees until when it is calm sees with how many.
+    fn note_calm(&self, law: &CoDel) {
+        let (until, below) = (law.calm_until(), law.peak() as usize);
+        if self.calm_below.load(Relaxed) != below {
+            self.calm_below.store(below, Relaxed);
+        }
+        if self.calm_until.load(Relaxed) != until {
+            self.calm_until.store(until, Release);
+        }
+    }
+
     /// Lets a request pass that the inner service is going to refuse. It has not waited for what others
     /// wait for, so it says nothing about them.
     #[cold]
     pub(crate) fn pass(&self) -> Result<(), Box<Overloaded>> {
-        match self.gate.try_admit(()) {
+        let mut law = lock(&self.law);
+        let admitted = self.gate.try_admit(());
+        law.knows_of += u64::from(admitted); // it did not come while it was calm
+        drop(law);
+        match admitted {
             true => Ok(()),
             false => Err(self.gate.refuse((), Reason::AtLimit)),
         }
@@ -192,25 +254,31 @@ impl AgeGate {
     /// The inner service was not ready. Gives the time.
     pub(crate) fn inner_pending(&self) -> u64 {
         let now = self.now();
-        self.rolled(now).inner_pending(now);
+        self.rolled(now).codel.inner_pending(now);
         now
     }
 
     /// The law, up to date.
     #[inline]
-    fn rolled(&self, now: u64) -> MutexGuard<'_, CoDel> {
-        let law = lock(&self.law);
-        match law.is_due(now) {
+    fn rolled(&self, now: u64) -> MutexGuard<'_, Law> {
+        let mut law = lock(&self.law);
+        if !law.codel.may_be_due(now) {
+            return law;
+        }
+        law.hear_of(self.gate.admitted());
+        match law.codel.is_due(now) {
             true => self.roll(law, now),
             false => law,
         }
     }
 
     #[cold]
-    fn roll<'a>(&'a self, mut law: MutexGuard<'a, CoDel>, now: u64) -> MutexGuard<'a, CoDel> {
+    fn roll<'a>(&'a self, mut guard: MutexGuard<'a, Law>, now: u64) -> MutexGuard<'a, Law> {
+        let law = &mut guard.codel;
         let before = law.report(now);
         let limit = law.limit() as usize;
         law.roll(now, self.gate.completed());
+        self.note_calm(law);
         let after = law.report(now);
         let stands = after.overloaded;
         let changed = stands != self.stands.swap(stands, Relaxed);
@@ -230,10 +298,10 @@ impl AgeGate {
             self.gate.resize(moved.to);
         }
         if !changed && moved.to == limit {
-            return law;
+            return guard;
         }
         // Whoever listens may come back here.
-        drop(law);
+        drop(guard);
         let name = self.gate.bounds.name();
         self.on_trial.fetch_or(events::is_shadow(), Relaxed);
         events::in_shadow_if(self.on_trial.load(Relaxed), || {
@@ -249,30 +317,33 @@ impl AgeGate {
 
     /// All at once. The settings have been checked.
     pub(crate) fn set(&self, settings: Settings) {
-        let mut law = lock(&self.law);
+        let law = &mut lock(&self.law).codel;
         law.set(held_to_the_gate(settings));
         self.gate.resize(law.limit() as usize);
+        self.note_calm(law);
     }
 
     pub(crate) fn set_target(&self, target: Duration) -> Result<(), ConfigError> {
-        let mut law = lock(&self.law);
+        let law = &mut lock(&self.law).codel;
         check(target, Duration::from_nanos(law.settings.interval))?;
         law.settings.target = nanos(target);
         Ok(())
     }
 
     pub(crate) fn set_interval(&self, interval: Duration) -> Result<(), ConfigError> {
-        let mut law = lock(&self.law);
+        let law = &mut lock(&self.law).codel;
         check(Duration::from_nanos(law.settings.target), interval)?;
         law.settings.interval = nanos(interval);
+        self.note_calm(law);
         Ok(())
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let now = self.now();
-        let law = self.rolled(now);
+        let guard = self.rolled(now);
+        let law = &guard.codel;
         let (report, min, max) = (law.report(now), law.settings.min, law.settings.max);
-        drop(law);
+        drop(guard);
         let permits = self.gate.snapshot();
         Snapshot {
             limit: permits.limit,
@@ -290,6 +361,14 @@ impl AgeGate {
             widenings: report.widenings,
             undone: report.undone,
         }
+    }
+}
+
+impl Law {
+    /// Of those that came while it was calm, now that so many were admitted.
+    fn hear_of(&mut self, admitted: u64) {
+        self.codel.note_calm(admitted.saturating_sub(self.knows_of));
+        self.knows_of = admitted;
     }
 }
 

@@ -189,6 +189,13 @@ impl Gate {
         slow.completed + self.load().completed()
     }
 
+    /// How many requests were admitted so far: those that are over, and those in flight.
+    pub(crate) fn admitted(&self) -> u64 {
+        let slow = lock(&self.slow); // nothing is folded meanwhile
+        let word = self.load();
+        slow.completed + word.completed() + word.in_flight() as u64
+    }
+
     /// How many are in flight, and whether one more had to wait.
     #[inline]
     pub(crate) fn load_now(&self) -> (usize, bool) {

@@ -116,6 +116,35 @@ impl CoDel {
         self.width.due(&self.settings, now).is_some()
     }
 
+    /// Until when a request that has not waited at all is admitted if there is room, and changes nothing but how
+    /// many came, as long as it finds fewer in flight than the [`peak`](Self::peak).
+    pub(crate) fn calm_until(&self) -> u64 {
+        let window = self.width.lasts_until(&self.settings);
+        self.standing.calm_until().min(window)
+    }
+
+    /// The most in flight in the window that is open.
+    pub(crate) fn peak(&self) -> u64 {
+        self.width.peak()
+    }
+
+    /// Whether it may be time for [`roll`](Self::roll), if enough have come.
+    #[inline]
+    pub(crate) fn may_be_due(&self, now: u64) -> bool {
+        now >= self.width.lasts_until(&self.settings)
+    }
+
+    /// As many have come while it was [calm](Self::calm_until), and were admitted.
+    pub(crate) fn note_calm(&mut self, many: u64) {
+        self.ages.note_calm(many);
+        self.width.note_calm(many);
+    }
+
+    /// What was to be admitted found no room after all.
+    pub(crate) fn note_full(&mut self) {
+        self.width.note_full();
+    }
+
     /// Closes the windows that are over, which may move the limit. `completed` is how many requests have
     /// completed so far, however they ended.
     pub(crate) fn roll(&mut self, now: u64, completed: u64) {
@@ -199,6 +228,14 @@ impl CoDel {
             widenings,
             undone,
         }
+    }
+}
+
+#[cfg(all(test, backpressure_loom))]
+impl CoDel {
+    /// In the last window that was closed, and in the one that is open.
+    pub(crate) fn seen_of_late(&self) -> u64 {
+        self.width.seen_of_late()
     }
 }
 

@@ -21,7 +21,7 @@ fn door(max: u64) -> Arc<AgeGate> {
 
 /// One request, with a look at how many are inside.
 fn request(door: &AgeGate, inside: &AtomicUsize, most: usize, now: u64) -> bool {
-    if door.decide(now, 0, 0, None).is_err() {
+    if door.admit_at(now, 0, 0, None).is_err() {
         return false;
     }
     assert!(inside.fetch_add(1, SeqCst) < most, "more than the limit");
@@ -56,7 +56,7 @@ fn never_more_than_the_limit_and_each_is_counted() {
 fn a_window_is_closed_once() {
     model::check(2, || {
         let (door, inside) = (door(2), Arc::new(AtomicUsize::new(0)));
-        door.law.lock().unwrap().set_limit(1);
+        door.law.lock().unwrap().codel.set_limit(1);
         door.gate.resize(1);
         let other = {
             let (door, inside) = (Arc::clone(&door), Arc::clone(&inside));
@@ -65,7 +65,75 @@ fn a_window_is_closed_once() {
         request(&door, &inside, 2, 5 * SEC);
         other.join().unwrap();
         assert_eq!(door.gate.limit(), 2);
-        let report = door.law.lock().unwrap().report(5 * SEC);
+        let report = door.law.lock().unwrap().codel.report(5 * SEC);
         assert_eq!((report.widenings, report.narrowings), (1, 0));
+    });
+}
+
+/// A door at which it is calm from 1 to `SEC / 10`, with up to `max` in flight. One more than that has come.
+fn calm(max: u64) -> Arc<AgeGate> {
+    let door = door(max);
+    for many in [1, max] {
+        for _ in 0..many {
+            door.admit_at(1, 0, 0, None).expect("room");
+        }
+        (0..many).for_each(|_| door.gate.complete());
+    }
+    assert!(door.is_calm(2));
+    door
+}
+
+fn came(door: &AgeGate) -> u64 {
+    let mut law = door.law.lock().unwrap();
+    law.hear_of(door.gate.admitted());
+    law.codel.seen_of_late()
+}
+
+#[test]
+fn where_it_is_calm_the_limit_holds_and_the_law_hears_of_each() {
+    model::check(2, || {
+        let (door, inside) = (calm(1), Arc::new(AtomicUsize::new(0)));
+        let other = {
+            let (door, inside) = (Arc::clone(&door), Arc::clone(&inside));
+            thread::spawn(move || request(&door, &inside, 1, 2))
+        };
+        let admitted = [request(&door, &inside, 1, 2), other.join().unwrap()];
+        let admitted = admitted.into_iter().filter(|admitted| *admitted).count();
+        assert!(admitted >= 1);
+        assert_eq!(door.gate.admitted(), 2 + admitted as u64);
+        assert_eq!(came(&door), 2 + 2);
+    });
+}
+
+/// One comes when the window is over, and closes it, while another for which it is not comes as well.
+#[test]
+fn what_comes_while_a_window_is_closed_is_counted_once() {
+    model::check(2, || {
+        let (door, inside) = (calm(2), Arc::new(AtomicUsize::new(0)));
+        let other = {
+            let (door, inside) = (Arc::clone(&door), Arc::clone(&inside));
+            thread::spawn(move || request(&door, &inside, 2, 2))
+        };
+        assert!(request(&door, &inside, 2, 5 * SEC));
+        assert!(other.join().unwrap());
+        assert_eq!(came(&door), 3 + 2);
+    });
+}
+
+/// One that passes is not taken for one that came while it was calm.
+#[test]
+fn one_that_passes_is_never_heard_of() {
+    model::check(2, || {
+        let (door, inside) = (calm(2), Arc::new(AtomicUsize::new(0)));
+        let other = {
+            let door = Arc::clone(&door);
+            thread::spawn(move || {
+                door.pass().expect("room");
+                door.gate.complete();
+            })
+        };
+        assert!(request(&door, &inside, 2, 5 * SEC));
+        other.join().unwrap();
+        assert_eq!(came(&door), 3 + 1);
     });
 }

@@ -55,6 +55,12 @@ impl Ages {
         *count = count.saturating_add(1);
     }
 
+    /// As many that were of no age at all.
+    pub(super) fn note_calm(&mut self, many: u64) {
+        let many = u32::try_from(many).unwrap_or(u32::MAX);
+        self.counts[0] = self.counts[0].saturating_add(many);
+    }
+
     /// A window is over.
     pub(super) fn close(&mut self, window: &Window, target: u64) {
         let seen = window.seen;

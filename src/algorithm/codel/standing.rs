@@ -72,6 +72,14 @@ impl Standing {
         self.overloaded
     }
 
+    /// Until when a request that has not waited at all changes nothing: one like it has come in this interval.
+    pub(super) fn calm_until(&self) -> u64 {
+        match self.started && self.least == 0 {
+            true => self.end,
+            false => 0,
+        }
+    }
+
     /// Added: an inner service that is not ready holds requests back, so that none come.
     #[inline]
     fn is_silent(&self, now: u64, target: u64) -> bool {

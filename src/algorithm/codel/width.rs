@@ -191,6 +191,16 @@ impl Width {
         window.peak = window.peak.max(in_flight.saturating_add(1).min(self.limit));
     }
 
+    /// As many came that had not waited, and none of them found more in flight than were before.
+    pub(super) fn note_calm(&mut self, many: u64) {
+        self.window.seen += many;
+    }
+
+    /// The most in flight in the window that is open.
+    pub(super) fn peak(&self) -> u64 {
+        self.window.peak
+    }
+
     pub(super) fn note_aged(&mut self) {
         self.window.aged += 1;
     }
@@ -202,6 +212,13 @@ impl Width {
     /// A request waited for something else than our limit, for which none ever waits.
     pub(super) fn waited_elsewhere(&mut self) {
         self.window.waited_elsewhere = true;
+    }
+
+    /// Until when the window is not over, however many come.
+    #[inline]
+    pub(super) fn lasts_until(&self, settings: &Settings) -> u64 {
+        let shortest = settings.interval / WINDOWS_PER_INTERVAL;
+        self.window_start.saturating_add(shortest)
     }
 
     /// How long the window was that is over, if it is.
@@ -306,6 +323,14 @@ impl Width {
         let wider = (self.limit * 5 / 4).max(self.limit + 1).min(settings.max);
         self.widenings += u64::from(wider > self.limit);
         self.limit = wider;
+    }
+}
+
+#[cfg(all(test, backpressure_loom))]
+impl Width {
+    /// In the last window that was closed, and in the one that is open.
+    pub(super) fn seen_of_late(&self) -> u64 {
+        self.last.seen + self.window.seen
     }
 }
 
