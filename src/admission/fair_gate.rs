@@ -31,8 +31,8 @@ use std::{fmt, mem, num::NonZeroU32, task::Waker, time::Duration};
 
 #[cfg(feature = "serde")]
 pub(crate) use self::tenants::A_WEIGHT;
-use self::tenants::Tenants;
 pub(crate) use self::tenants::check_weight;
+use self::tenants::{Recent, Tenants};
 pub use self::tenants::{Tenant, TenantSnapshot};
 use super::{
     bounds::{Bounds, Rejected},
@@ -60,6 +60,8 @@ const LEASE: Duration = Duration::from_millis(20);
 /// to do it.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
+// What is written for each request begins with a cache line, with nothing else in it: see `State`.
+#[repr(C, align(64))]
 pub(crate) struct FairGate {
     state: Mutex<State>,
     fingerprints: Fingerprints,
@@ -68,14 +70,16 @@ pub(crate) struct FairGate {
     max_waiting_per_tenant: AtomicUsize,
 }
 
-// In this order, so that what each request touches is together.
+// In this order, so that what is written for each request is together, in two cache lines.
 #[repr(C)]
 struct State {
-    /// One, but for those that nobody uses.
-    turns: Vec<Turn>,
     served: u64,
+    /// By all tenants.
+    recent: Recent,
     queue: FairQueue<Waker>,
     tenants: Tenants,
+    /// One, but for those that nobody uses.
+    turns: Vec<Turn>,
     refused: u64,
     drain: DrainRate,
 }
@@ -216,6 +220,7 @@ impl FairGate {
                 turns: Vec::new(),
                 drain: DrainRate::default(),
                 served: 0,
+                recent: Recent::default(),
                 refused: 0,
             }),
             fingerprints,
@@ -413,7 +418,9 @@ impl FairGate {
             End::Served => {
                 state.served += 1;
                 let used = state.queue.finish(charge, now);
-                state.tenants.note_served(tenant, used, now);
+                let epoch = Recent::epoch(now);
+                state.recent.add(used, epoch);
+                state.tenants.note_served(tenant, used, epoch);
             }
             End::Refused => {
                 state.refused += 1;
@@ -503,7 +510,7 @@ impl FairGate {
     pub(crate) fn tenants(&self) -> Vec<TenantSnapshot> {
         let now = self.clock.nanos();
         let state = lock(&self.state);
-        state.tenants.snapshots(&state.queue, now)
+        state.tenants.snapshots(&state.queue, &state.recent, now)
     }
 
     pub(crate) fn tenant(&self, tenant: &Tenant) -> Option<TenantSnapshot> {
@@ -513,7 +520,13 @@ impl FairGate {
             Tenant::Anonymous | Tenant::Overflow => None,
         };
         let state = lock(&self.state);
-        state.tenants.snapshot_of(&state.queue, tenant, key, now)
+        let State {
+            tenants,
+            queue,
+            recent,
+            ..
+        } = &*state;
+        tenants.snapshot_of(queue, recent, tenant, key, now)
     }
 
     fn count(&self, state: &mut State, tenant: u32, reason: Reason) {

@@ -71,25 +71,25 @@ const LOOKS: usize = 32;
 const NIL: u32 = u32::MAX;
 
 /// Requests of numbered tenants, of which the fairest is next. `T` is what is kept with each that waits.
-// In this order, so that what a request touches that need not wait is in as few cache lines as it can be: the
-// threads of a server take them from each other.
+// In this order, so that what is written for a request that need not wait is in as few cache lines as it can be:
+// the threads of a server take them from each other.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct FairQueue<T> {
     virtual_time: u128,
-    /// The tag whose key is 0.
-    origin: u128,
     /// No tag of a tenant that has nothing running is above it, or above virtual time.
     latest: u128,
-    waiting: usize,
     running: usize,
     /// The service time of a tenant of which nothing is known.
     estimate: u64,
+    waiting: usize,
     /// Most that a tenant may have running.
     max_running: u32,
     /// Ends of the list of all waiters, in the order of arrival.
     oldest: u32,
     newest: u32,
+    /// The tag whose key is 0.
+    origin: u128,
     tenants: Vec<Tenant>,
     /// Tenants whose head may be next, by start tag or less: what a tag has risen by since is counted when its
     /// tenant is on top.

@@ -94,7 +94,6 @@ pub(super) struct Tenants {
     default_weight: u32,
     max_tenants: usize,
     overflowed: u64,
-    recent: Recent,
 }
 
 // In this order, so that what each request touches is together.
@@ -129,7 +128,6 @@ impl Tenants {
             default_weight,
             max_tenants,
             overflowed: 0,
-            recent: Recent::default(),
         };
         for (shared, id) in [(Tenant::Anonymous, ANONYMOUS), (Tenant::Overflow, OVERFLOW)] {
             let added = tenants.add(queue, shared, None, default_weight);
@@ -295,12 +293,10 @@ impl Tenants {
     }
 
     #[inline]
-    pub(super) fn note_served(&mut self, id: u32, used: u64, now: u64) {
+    pub(super) fn note_served(&mut self, id: u32, used: u64, epoch: u64) {
         let record = &mut self.records[id as usize];
         record.served += 1;
-        let epoch = now / EPOCH;
         record.recent.add(used, epoch);
-        self.recent.add(used, epoch);
     }
 
     pub(super) fn note_refused(&mut self, id: u32) {
@@ -319,17 +315,19 @@ impl Tenants {
         self.overflowed
     }
 
-    pub(super) fn snapshots(&self, queue: &Queue, now: u64) -> Vec<TenantSnapshot> {
+    /// `all` is what all tenants together have had.
+    pub(super) fn snapshots(&self, queue: &Queue, all: &Recent, now: u64) -> Vec<TenantSnapshot> {
         let ids = [ANONYMOUS, OVERFLOW]
             .into_iter()
             .chain(self.ids.values().copied());
-        ids.map(|id| self.snapshot(queue, id, now)).collect()
+        ids.map(|id| self.snapshot(queue, all, id, now)).collect()
     }
 
     /// Of the tenant with that name, or of a shared one.
     pub(super) fn snapshot_of(
         &self,
         queue: &Queue,
+        all: &Recent,
         tenant: &Tenant,
         key: Option<Fingerprint>,
         now: u64,
@@ -339,13 +337,12 @@ impl Tenants {
             (Tenant::Overflow, _) => OVERFLOW,
             (Tenant::Named(_), key) => *self.ids.get(&key?)?,
         };
-        Some(self.snapshot(queue, id, now))
+        Some(self.snapshot(queue, all, id, now))
     }
 
-    fn snapshot(&self, queue: &Queue, id: u32, now: u64) -> TenantSnapshot {
+    fn snapshot(&self, queue: &Queue, all: &Recent, id: u32, now: u64) -> TenantSnapshot {
         let record = &self.records[id as usize];
         let state = queue.state(id);
-        let all = self.recent.sum(now);
         TenantSnapshot {
             tenant: record.tenant.clone(),
             weight: state.weight,
@@ -354,7 +351,7 @@ impl Tenants {
             served: record.served,
             rejected: record.rejected,
             refused: record.refused,
-            share: match all {
+            share: match all.sum(now) {
                 0 => 0.0,
                 all => record.recent.sum(now) as f64 / all as f64,
             },
@@ -366,7 +363,7 @@ impl Tenants {
 /// How much there was in the last ten seconds: of the ten before these, as much is counted as would be in a
 /// window that slides, if it came evenly.
 #[derive(Debug, Default)]
-struct Recent {
+pub(super) struct Recent {
     /// The number of these ten seconds.
     epoch: u64,
     current: u64,
@@ -377,7 +374,12 @@ const EPOCH: u64 = 10_000_000_000;
 
 impl Recent {
     #[inline]
-    fn add(&mut self, amount: u64, epoch: u64) {
+    pub(super) fn epoch(now: u64) -> u64 {
+        now / EPOCH
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, amount: u64, epoch: u64) {
         if epoch > self.epoch {
             *self = self.at(epoch);
         }
@@ -385,7 +387,7 @@ impl Recent {
     }
 
     fn sum(&self, now: u64) -> u64 {
-        let at = self.at(now / EPOCH);
+        let at = self.at(Self::epoch(now));
         let left = u128::from(EPOCH - now % EPOCH);
         let previous = u128::from(at.previous) * left / u128::from(EPOCH);
         at.current.saturating_add(previous as u64)
