@@ -3,7 +3,8 @@
 //!
 //! The program runs itself twice, as a bare axum server and as one with `edge()`, and has `wrk` send requests to one
 //! and the other in turns. How long that takes says little on a machine that the client shares; what is compared is
-//! how long the server's threads ran.
+//! how long the server's threads ran. The servers are started anew in each round: where in memory a process happens
+//! to be makes it faster or slower by several percent for as long as it lives.
 
 use std::{
     env, fs,
@@ -74,10 +75,10 @@ fn start(kind: &str) -> Server {
 }
 
 fn compare() {
-    let (bare, edge) = (start("bare"), start("edge"));
-    let _warm = [&bare, &edge].map(Server::cpu_per_request);
     let (mut bares, mut edges, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
+        let (bare, edge) = (start("bare"), start("edge"));
+        let _warm = [&bare, &edge].map(Server::cpu_per_request);
         let first = (round % 2 == 0).then(|| bare.cpu_per_request());
         let with_edge = edge.cpu_per_request();
         let without = first.unwrap_or_else(|| bare.cpu_per_request());

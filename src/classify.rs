@@ -82,7 +82,7 @@ impl<Res> Classify<Res> for ByResult {
 pub struct ByStatus;
 
 impl<B> Classify<Response<B>> for ByStatus {
-    #[inline]
+    #[inline(always)]
     fn classify(&self, result: Result<&Response<B>, &BoxError>) -> Outcome {
         match result {
             Ok(response) => of_response(response),
@@ -99,7 +99,7 @@ fn of_error(error: &BoxError) -> Outcome {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn of_response<B>(response: &Response<B>) -> Outcome {
     let status = response.status();
     if response.extensions().get::<Overloaded>().is_some()

@@ -468,7 +468,7 @@ impl Limit for Vegas {
         (limit as usize).max(1)
     }
 
-    #[inline]
+    #[inline(always)]
     fn sample(&mut self, sample: &Sample) {
         let (now, rtt) = (sample.now.as_secs_f64(), sample.rtt.as_secs_f64());
         if self.phase == Phase::New {

@@ -44,7 +44,7 @@ pub(super) enum Caller {
 impl Caller {
     /// Every request pays for this, and few are refused: what is looked up for all is little, and what is not for
     /// all is not in line.
-    #[inline]
+    #[inline(always)]
     pub(super) fn of<B>(request: &Request<B>) -> Self {
         let told: Option<&Protocol> = request.extensions().get();
         #[cfg(feature = "ws")]
