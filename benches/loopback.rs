@@ -15,9 +15,18 @@ use std::{
 use axum::{Router, routing::get};
 use tokio::net::TcpListener;
 
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 11;
 const CONNECTIONS: &str = "-c16";
-const A_TURN: &str = "-d2s";
+const A_TURN: &str = "-d1s";
+/// Of a round. In this order a machine that gets faster or slower meanwhile does so for both alike.
+const TURNS: [Kind; 8] = [Bare, Edge, Edge, Bare, Bare, Edge, Edge, Bare];
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Bare,
+    Edge,
+}
+use Kind::{Bare, Edge};
 
 fn main() {
     let args: Vec<String> = env::args().collect();
@@ -76,12 +85,16 @@ fn start(kind: &str) -> Server {
 
 fn compare() {
     let (mut bares, mut edges, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        let (bare, edge) = (start("bare"), start("edge"));
-        let _warm = [&bare, &edge].map(Server::cpu_per_request);
-        let first = (round % 2 == 0).then(|| bare.cpu_per_request());
-        let with_edge = edge.cpu_per_request();
-        let without = first.unwrap_or_else(|| bare.cpu_per_request());
+    for _ in 0..ROUNDS {
+        let servers = [start("bare"), start("edge")];
+        let _warm = servers.each_ref().map(Server::serve_a_turn);
+        let mut sums = [(0.0, 0.0); 2];
+        for kind in TURNS {
+            let (used, requests) = servers[kind as usize].serve_a_turn();
+            let sum = &mut sums[kind as usize];
+            *sum = (sum.0 + used, sum.1 + requests);
+        }
+        let [without, with_edge] = sums.map(|(used, requests)| used / requests);
         println!("bare {without:.2} µs, edge {with_edge:.2} µs");
         bares.push(without);
         edges.push(with_edge);
@@ -96,8 +109,8 @@ fn compare() {
 }
 
 impl Server {
-    /// In microseconds.
-    fn cpu_per_request(&self) -> f64 {
+    /// How long its threads ran, in microseconds, and for how many requests.
+    fn serve_a_turn(&self) -> (f64, f64) {
         let before = self.cpu();
         let output = Command::new("wrk")
             .args(["-t1", CONNECTIONS, A_TURN, &self.url])
@@ -110,7 +123,8 @@ impl Server {
             let (requests, _) = line.trim().split_once(" requests in ")?;
             requests.parse::<f64>().ok()
         });
-        used / requests.unwrap_or_else(|| panic!("wrk says: {report}"))
+        let requests = requests.unwrap_or_else(|| panic!("wrk says: {report}"));
+        (used, requests)
     }
 
     /// How long its threads have run, in microseconds.
