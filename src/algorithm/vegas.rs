@@ -132,14 +132,14 @@ const FAILURE_GAIN: f64 = 0.5;
 ///
 /// See [`adaptive_concurrency`](crate::adaptive_concurrency) for what it does, and
 /// [`Vegas::netflix`] for the law as Netflix published it.
-// In this order, so that what each sample touches is in as few cache lines as it can be: the threads of a server
-// take them from each other.
+// In this order, so that what each sample writes is in one cache line: the threads of a server take it from each
+// other.
 #[derive(Clone, Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Vegas {
-    window: Collected,
     /// Requests that were admitted with at most `gate` in flight: none of them had to wait.
     unqueued: Mean,
+    window: Collected,
     gate: f64,
     /// Samples to pass over: they were admitted in the dip that is over.
     skip: u64,
@@ -186,11 +186,12 @@ struct Dip {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 struct Collected {
-    start: f64,
     rtt: Mean,
-    failures: f64,
     in_flight: f64,
+    start: f64,
+    failures: f64,
     peak: usize,
 }
 
@@ -276,7 +277,9 @@ impl Vegas {
         if !self.dipping && !self.skips(now) {
             self.window.rtt.add(rtt);
             self.window.in_flight += in_flight as f64;
-            self.window.peak = self.window.peak.max(in_flight);
+            if in_flight > self.window.peak {
+                self.window.peak = in_flight;
+            }
         }
     }
 
