@@ -2,8 +2,8 @@
 //!
 //! The gate counts and holds to the limit; nobody ever waits at it.
 //!
-//! In good times nobody has waited, and there is nothing to be decided. The law says until when a request that
-//! has not waited could tell it nothing but that it came: it is *calm*. Meanwhile such a request only goes through
+//! In good times nobody has waited, and there is nothing to be decided. The law says until when a request that is
+//! of no age at all could tell it nothing but that it came: it is *calm*. Meanwhile such a request only goes through
 //! the gate, by one compare-and-swap, and how many they were is found out from how many the gate has admitted,
 //! when the law wants to know. So threads that serve such requests do not take the law from each other.
 
@@ -169,17 +169,11 @@ impl AgeGate {
         own: u64,
         oldest: Option<u64>,
     ) -> Result<(), Box<Overloaded>> {
-        if age == 0 && self.is_calm(now) && self.gate.try_admit(()) {
+        let calm = age == 0 && now < self.calm_until.load(Acquire);
+        if calm && self.gate.try_admit_below(self.calm_below.load(Relaxed)) {
             return Ok(());
         }
         self.decide(now, age, own, oldest)
-    }
-
-    /// Whether the law need not be told of a request that has not waited.
-    #[inline]
-    fn is_calm(&self, now: u64) -> bool {
-        now < self.calm_until.load(Acquire)
-            && self.gate.load_now().0 < self.calm_below.load(Relaxed)
     }
 
     #[inline(never)]
@@ -364,9 +358,19 @@ impl AgeGate {
     }
 }
 
+#[cfg(test)]
+impl AgeGate {
+    /// Whether the law need not be told of a request of no age.
+    fn is_calm(&self, now: u64) -> bool {
+        now < self.calm_until.load(Acquire)
+            && self.gate.load_now().0 < self.calm_below.load(Relaxed)
+    }
+}
+
 impl Law {
     /// Of those that came while it was calm, now that so many were admitted.
     fn hear_of(&mut self, admitted: u64) {
+        debug_assert!(admitted >= self.knows_of, "nothing is given back unused");
         self.codel.note_calm(admitted.saturating_sub(self.knows_of));
         self.knows_of = admitted;
     }

@@ -189,7 +189,24 @@ impl Gate {
         slow.completed + self.load().completed()
     }
 
-    /// How many requests were admitted so far: those that are over, and those in flight.
+    /// Admits if there is room, nobody waits, and fewer than so many are in flight.
+    #[inline]
+    pub(crate) fn try_admit_below(&self, most: usize) -> bool {
+        let mut word = self.load();
+        while word.is_open() && word.in_flight() < most {
+            match self.swap(word, word.admitted()) {
+                Ok(admitted) => {
+                    self.raise_peak(admitted.in_flight());
+                    return true;
+                }
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    /// How many requests were admitted so far: those that are over, and those in flight. It sinks only where a
+    /// permit is given back unused.
     pub(crate) fn admitted(&self) -> u64 {
         let slow = lock(&self.slow); // nothing is folded meanwhile
         let word = self.load();
@@ -389,17 +406,7 @@ impl Limiter for Gate {
 
     #[inline]
     fn try_admit(&self, (): ()) -> bool {
-        let mut word = self.load();
-        while word.is_open() {
-            match self.swap(word, word.admitted()) {
-                Ok(admitted) => {
-                    self.raise_peak(admitted.in_flight());
-                    return true;
-                }
-                Err(now) => word = now,
-            }
-        }
-        false
+        self.try_admit_below(usize::MAX)
     }
 
     #[cold]

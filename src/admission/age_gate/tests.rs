@@ -6,15 +6,18 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-fn door(min: u64, max: u64) -> AgeGate {
-    let settings = Settings {
-        target: 100 * MS,
+fn settings(target: u64, min: u64, max: u64) -> Settings {
+    Settings {
+        target: target * MS,
         interval: 5000 * MS,
         min,
         max,
         max_sojourn: Some(2000 * MS),
-    };
-    AgeGate::new(settings, Clock::default())
+    }
+}
+
+fn door(min: u64, max: u64) -> AgeGate {
+    AgeGate::new(settings(100, min, max), Clock::default())
 }
 
 /// Nothing has come before this.
@@ -30,6 +33,7 @@ enum Step {
     InnerPending,
     Passes,
     Interval(u64),
+    Set { target: u64, max: u64 },
     Look,
 }
 
@@ -42,7 +46,8 @@ fn any_step() -> impl Strategy<Value = (u64, Step)> {
         16 => Just(Step::IsOver),
         1 => Just(Step::InnerPending),
         1 => Just(Step::Passes),
-        1 => (100..10_000_u64).prop_map(Step::Interval),
+        1 => (500..10_000_u64).prop_map(Step::Interval),
+        1 => (1..500_u64, 1..25_u64).prop_map(|(target, max)| Step::Set { target, max }),
         1 => Just(Step::Look),
     ];
     (time, step)
@@ -96,6 +101,10 @@ proptest! {
                 Step::Interval(ms) => {
                     let interval = Duration::from_millis(ms);
                     both.iter().for_each(|door| door.set_interval(interval).expect("long enough"));
+                }
+                Step::Set { target, max } => {
+                    let settings = settings(target, min.min(max), max);
+                    both.iter().for_each(|door| door.set(settings));
                 }
                 Step::Look => prop_assert_eq!(knows(&calm, now), knows(&told, now)),
             }

@@ -15,7 +15,8 @@ pub(super) struct Standing {
     pended: Option<u64>,
     /// When this interval is over.
     end: u64,
-    /// When a request came last.
+    /// When a request came last that it was told of. It counts once that is after `end`, and until then it need not be
+    /// told of all: see [`calm_until`](Self::calm_until).
     last: u64,
     /// The least age in this interval.
     least: u64,
@@ -72,7 +73,8 @@ impl Standing {
         self.overloaded
     }
 
-    /// Until when a request that has not waited at all changes nothing: one like it has come in this interval.
+    /// Until when a request of no age changes nothing: one like it has come in this interval, and `last` does not
+    /// count before its end.
     pub(super) fn calm_until(&self) -> u64 {
         match self.started && self.least == 0 {
             true => self.end,
