@@ -28,8 +28,11 @@ use tower_backpressure::{
 
 /// A service under this layer that refuses everything, with a hint of two seconds while the clock stands still.
 macro_rules! refusing {
-    ($layer:expr) => {{
-        let limit = RateLimitLayer::new(Rate::every(Duration::from_secs(2)));
+    ($layer:expr) => {
+        refusing!($layer, Duration::from_secs(2))
+    };
+    ($layer:expr, $for:expr) => {{
+        let limit = RateLimitLayer::new(Rate::every($for));
         limit.handle().try_acquire(1).unwrap();
         ServiceBuilder::new()
             .layer($layer)
