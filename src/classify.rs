@@ -82,7 +82,7 @@ impl<Res> Classify<Res> for ByResult {
 pub struct ByStatus;
 
 impl<B> Classify<Response<B>> for ByStatus {
-    #[inline(always)]
+    #[inline(always)] // most responses are few comparisons
     fn classify(&self, result: Result<&Response<B>, &BoxError>) -> Outcome {
         match result {
             Ok(response) => of_response(response),

@@ -54,6 +54,7 @@ pub(crate) struct AgeGate {
     on_trial: AtomicBool,
 }
 
+/// With what it was told of.
 struct Law {
     codel: CoDel,
     /// How many of those that the gate has admitted it knows of: all but those that came while it was calm.
@@ -198,7 +199,7 @@ impl AgeGate {
         } else if verdict == Verdict::Admit {
             law.codel.note_full(); // those that do not ask were faster
         }
-        self.note_calm(&law.codel);
+        self.publish_calm(&law.codel);
         drop(law);
         if admitted {
             return Ok(());
@@ -206,8 +207,8 @@ impl AgeGate {
         Err(self.refuse(verdict, age.max(oldest.unwrap_or(0))))
     }
 
-    /// Under the lock of the law, which is this one. Whoever sees until when it is calm sees with how many.
-    fn note_calm(&self, law: &CoDel) {
+    /// Says until when it is calm, as the law has it, whose lock is held. Whoever sees until when sees with how many.
+    fn publish_calm(&self, law: &CoDel) {
         let (until, below) = (law.calm_until(), law.peak() as usize);
         if self.calm_below.load(Relaxed) != below {
             self.calm_below.store(below, Relaxed);
@@ -272,7 +273,7 @@ impl AgeGate {
         let before = law.report(now);
         let limit = law.limit() as usize;
         law.roll(now, self.gate.completed());
-        self.note_calm(law);
+        self.publish_calm(law);
         let after = law.report(now);
         let stands = after.overloaded;
         let changed = stands != self.stands.swap(stands, Relaxed);
@@ -314,7 +315,7 @@ impl AgeGate {
         let law = &mut lock(&self.law).codel;
         law.set(held_to_the_gate(settings));
         self.gate.resize(law.limit() as usize);
-        self.note_calm(law);
+        self.publish_calm(law);
     }
 
     pub(crate) fn set_target(&self, target: Duration) -> Result<(), ConfigError> {
@@ -328,7 +329,7 @@ impl AgeGate {
         let law = &mut lock(&self.law).codel;
         check(Duration::from_nanos(law.settings.target), interval)?;
         law.settings.interval = nanos(interval);
-        self.note_calm(law);
+        self.publish_calm(law);
         Ok(())
     }
 

@@ -73,6 +73,13 @@ struct Slow {
     drain_rate: DrainRate,
 }
 
+impl Slow {
+    /// How many were admitted so far, with what the word says.
+    fn admitted(&self, word: Word) -> u64 {
+        self.completed + word.completed() + word.in_flight() as u64
+    }
+}
+
 /// One that waited and has a permit now: since when it waited, and who is to be told.
 struct Granted {
     since: Duration,
@@ -209,8 +216,7 @@ impl Gate {
     /// permit is given back unused.
     pub(crate) fn admitted(&self) -> u64 {
         let slow = lock(&self.slow); // nothing is folded meanwhile
-        let word = self.load();
-        slow.completed + word.completed() + word.in_flight() as u64
+        slow.admitted(self.load())
     }
 
     /// How many are in flight, and whether one more had to wait.
@@ -244,7 +250,7 @@ impl Gate {
             peak_in_flight: peak.max(word.in_flight()),
             waiting: slow.queue.len(),
             oldest_wait: slow.queue.oldest().map(|since| now.saturating_sub(since)),
-            admitted: slow.completed + word.completed() + word.in_flight() as u64,
+            admitted: slow.admitted(word),
             rejected: self.bounds.rejected(),
             waits: self.bounds.waits.snapshot(),
         }

@@ -606,7 +606,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Charges what was used instead of what was paid.
-    #[inline(always)]
+    #[inline(always)] // every request comes by here
     fn settle(&mut self, charge: Charge, used: u64) {
         let tenant = &mut self.tenants[charge.tenant as usize];
         let difference = u128::from(used.abs_diff(charge.paid)) * u128::from(charge.price);

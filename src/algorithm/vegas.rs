@@ -132,8 +132,8 @@ const FAILURE_GAIN: f64 = 0.5;
 ///
 /// See [`adaptive_concurrency`](crate::adaptive_concurrency) for what it does, and
 /// [`Vegas::netflix`] for the law as Netflix published it.
-// In this order, so that what each sample writes is in one cache line: the threads of a server take it from each
-// other.
+// In this order, so that what a success writes is in one cache line, as long as it is no new peak: the threads of a
+// server take it from each other.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct Vegas {
@@ -471,7 +471,7 @@ impl Limit for Vegas {
         (limit as usize).max(1)
     }
 
-    #[inline(always)]
+    #[inline(always)] // into `Governs::learn`, which is all that is called of a boxed law
     fn sample(&mut self, sample: &Sample) {
         let (now, rtt) = (sample.now.as_secs_f64(), sample.rtt.as_secs_f64());
         if self.phase == Phase::New {

@@ -30,16 +30,22 @@ fn request(door: &AgeGate, inside: &AtomicUsize, most: usize, now: u64) -> bool 
     true
 }
 
+/// The same in a thread of its own.
+fn beside(
+    door: &Arc<AgeGate>,
+    inside: &Arc<AtomicUsize>,
+    most: usize,
+    now: u64,
+) -> thread::JoinHandle<bool> {
+    let (door, inside) = (Arc::clone(door), Arc::clone(inside));
+    thread::spawn(move || request(&door, &inside, most, now))
+}
+
 #[test]
 fn never_more_than_the_limit_and_each_is_counted() {
     model::check(2, || {
         let (door, inside) = (door(1), Arc::new(AtomicUsize::new(0)));
-        let threads: Vec<_> = (0..2)
-            .map(|_| {
-                let (door, inside) = (Arc::clone(&door), Arc::clone(&inside));
-                thread::spawn(move || request(&door, &inside, 1, 0))
-            })
-            .collect();
+        let threads = [(); 2].map(|()| beside(&door, &inside, 1, 0));
         let mut admitted = u64::from(request(&door, &inside, 1, 0));
         for thread in threads {
             admitted += u64::from(thread.join().unwrap());
@@ -58,10 +64,7 @@ fn a_window_is_closed_once() {
         let (door, inside) = (door(2), Arc::new(AtomicUsize::new(0)));
         door.law.lock().unwrap().codel.set_limit(1);
         door.gate.resize(1);
-        let other = {
-            let (door, inside) = (Arc::clone(&door), Arc::clone(&inside));
-            thread::spawn(move || request(&door, &inside, 2, 5 * SEC))
-        };
+        let other = beside(&door, &inside, 2, 5 * SEC);
         request(&door, &inside, 2, 5 * SEC);
         other.join().unwrap();
         assert_eq!(door.gate.limit(), 2);
@@ -93,10 +96,7 @@ fn came(door: &AgeGate) -> u64 {
 fn where_it_is_calm_the_limit_holds_and_the_law_hears_of_each() {
     model::check(2, || {
         let (door, inside) = (calm(1), Arc::new(AtomicUsize::new(0)));
-        let other = {
-            let (door, inside) = (Arc::clone(&door), Arc::clone(&inside));
-            thread::spawn(move || request(&door, &inside, 1, 2))
-        };
+        let other = beside(&door, &inside, 1, 2);
         let admitted = [request(&door, &inside, 1, 2), other.join().unwrap()];
         let admitted = admitted.into_iter().filter(|admitted| *admitted).count();
         assert!(admitted >= 1);
@@ -110,10 +110,7 @@ fn where_it_is_calm_the_limit_holds_and_the_law_hears_of_each() {
 fn what_comes_while_a_window_is_closed_is_counted_once() {
     model::check(2, || {
         let (door, inside) = (calm(2), Arc::new(AtomicUsize::new(0)));
-        let other = {
-            let (door, inside) = (Arc::clone(&door), Arc::clone(&inside));
-            thread::spawn(move || request(&door, &inside, 2, 2))
-        };
+        let other = beside(&door, &inside, 2, 2);
         assert!(request(&door, &inside, 2, 5 * SEC));
         assert!(other.join().unwrap());
         assert_eq!(came(&door), 3 + 2);
@@ -135,5 +132,30 @@ fn one_that_passes_is_never_heard_of() {
         assert!(request(&door, &inside, 2, 5 * SEC));
         other.join().unwrap();
         assert_eq!(came(&door), 3 + 1);
+    });
+}
+
+/// Threads that come at once are seen to be as many, if not by the first of them.
+#[test]
+fn where_it_is_calm_the_law_knows_of_the_most_in_flight() {
+    model::check(2, || {
+        let (door, most) = (door(2), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..2 {
+            door.admit_at(1, 0, 0, None).expect("room");
+            door.gate.complete();
+        }
+        assert!(door.is_calm(2));
+        let run = |door: &AgeGate, most: &AtomicUsize| {
+            door.admit_at(2, 0, 0, None).expect("room");
+            most.fetch_max(door.gate.load_now().0, SeqCst);
+            door.gate.complete();
+        };
+        let other = {
+            let (door, most) = (Arc::clone(&door), Arc::clone(&most));
+            thread::spawn(move || run(&door, &most))
+        };
+        run(&door, &most);
+        other.join().unwrap();
+        assert!(door.law.lock().unwrap().codel.peak() >= most.load(SeqCst) as u64);
     });
 }

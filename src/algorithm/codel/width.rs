@@ -226,7 +226,7 @@ impl Width {
     pub(super) fn due(&self, settings: &Settings, now: u64) -> Option<u64> {
         let interval = settings.interval;
         let lasted = now.saturating_sub(self.window_start);
-        let enough = self.window.seen >= ENOUGH && lasted >= interval / WINDOWS_PER_INTERVAL;
+        let enough = self.window.seen >= ENOUGH && now >= self.lasts_until(settings);
         (enough || lasted >= interval).then(|| lasted.min(interval))
     }
 
