@@ -326,7 +326,6 @@ function tell(s) {
   }
   if (!s.protection) $("moved").textContent = "Without protection all that comes is taken in.";
   else $("moved").textContent = s.pinned ? "Pinned by hand: nothing is learned." : `${s.moved ? `Last ${s.moved}. ` : ""}It dips now and then, to measure how long requests take that do not wait.`;
-  document.documentElement.dataset.samples = Number(document.documentElement.dataset.samples || 0) + 1;
 }
 
 let drawn = 0, asked = false;

@@ -92,10 +92,10 @@ impl Page {
         answer["result"]["value"].clone()
     }
 
-    /// Waits until an expression is true; fails if it has not become so after a few hundred looks.
+    /// Waits until an expression is true; fails if it has not become so after a minute of looks.
     pub async fn until(&mut self, condition: &str) {
         let mut last = Value::Null;
-        for _ in 0..600 {
+        for _ in 0..2400 {
             // Between looks the page goes on: its next timer is later than what it has to do now.
             last = self
                 .eval(&format!(
