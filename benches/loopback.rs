@@ -15,7 +15,7 @@ use std::{
 use axum::{Router, routing::get};
 use tokio::net::TcpListener;
 
-const ROUNDS: usize = 11;
+const ROUNDS: usize = 25;
 const CONNECTIONS: &str = "-c16";
 const A_TURN: &str = "-d1s";
 /// Of a round. In this order a machine that gets faster or slower meanwhile does so for both alike.
