@@ -26,7 +26,8 @@ use tower_backpressure::{
     respond::OverloadBody,
 };
 
-/// A service under this layer that refuses everything, with a hint of two seconds while the clock stands still.
+/// A service under this layer that refuses everything for two seconds, or for as long as it is told to: while the clock
+/// stands still, that is its hint.
 macro_rules! refusing {
     ($layer:expr) => {
         refusing!($layer, Duration::from_secs(2))
