@@ -27,7 +27,7 @@ struct Server {
     ends: BinaryHeap<Reverse<(u64, usize)>>,
     /// What each tenant has had so far, in seat nanoseconds.
     had: Vec<u64>,
-    /// Most that each has taken for one request.
+    /// Most that a request of each takes, of those that have begun.
     largest: Vec<u64>,
     completed: usize,
 }
@@ -87,6 +87,8 @@ impl Server {
             }
             let (_, job) = self.queue.begin(&ticket, &mut charge, self.now);
             self.taken += width;
+            let largest = &mut self.largest[job.tenant as usize];
+            *largest = (*largest).max(job.lasts * u64::from(width));
             let free = self.running.iter().position(Option::is_none);
             let slot = free.unwrap_or_else(|| {
                 self.running.push(None);
@@ -110,8 +112,6 @@ impl Server {
         assert_eq!(used, job.lasts * u64::from(job.width));
         self.taken -= job.width;
         self.had[job.tenant as usize] += used;
-        let largest = &mut self.largest[job.tenant as usize];
-        *largest = used.max(*largest);
         self.completed += 1;
         self.dispatch();
         job
