@@ -387,7 +387,8 @@ impl Handle {
     }
 
     /// Changes how many requests a tenant may have in flight; `None` is without a bound. Nothing in flight
-    /// is disturbed. It goes through all tenants.
+    /// is disturbed; of what has no tenant, what is in flight by then may not be counted. It goes through all
+    /// tenants.
     pub fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
         self.gate.set_max_in_flight_per_tenant(max);
     }

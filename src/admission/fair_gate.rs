@@ -13,6 +13,8 @@
 //!                    └── put back ──┴── it is another's by now ─────┘
 //! ```
 //!
+//! As long as there are no tenants and nobody waits, requests go past all of it: see [`calm`].
+//!
 //! # Why it does not stop
 //! - **A turn is passed on** under the lock that takes it away: when the request begins, fails, gives up or
 //!   is dropped. After every change under the lock there is a turn, or nobody may have one.
@@ -23,17 +25,27 @@
 //!
 //! Wakers are cloned, woken and dropped outside the lock.
 
+mod calm;
 #[cfg(all(test, backpressure_loom))]
 mod models;
 mod tenants;
 
-use std::{fmt, mem, num::NonZeroU32, task::Waker, time::Duration};
+use std::{
+    fmt, mem,
+    num::NonZeroU32,
+    ops::{Deref, DerefMut},
+    task::Waker,
+    time::Duration,
+};
 
 #[cfg(feature = "serde")]
 pub(crate) use self::tenants::A_WEIGHT;
 pub(crate) use self::tenants::check_weight;
-use self::tenants::{Recent, Tenants};
 pub use self::tenants::{Tenant, TenantSnapshot};
+use self::{
+    calm::{Calm, Counted},
+    tenants::{ANONYMOUS, Recent, Tenants},
+};
 use super::{
     bounds::{Bounds, Rejected},
     fingerprint::{Fingerprint, Fingerprints},
@@ -63,6 +75,7 @@ const LONGEST_LOOK: Duration = Duration::from_secs(1);
 // What is written for each request begins with a cache line, with nothing else in it: see `State`.
 #[repr(C, align(64))]
 pub(crate) struct FairGate {
+    calm: Calm,
     state: Mutex<State>,
     fingerprints: Fingerprints,
     clock: Clock,
@@ -82,6 +95,34 @@ struct State {
     turns: Vec<Turn>,
     refused: u64,
     drain: DrainRate,
+    counted: Counted,
+}
+
+/// The lock. What is to be known without it is told when it is given back.
+struct Locked<'a> {
+    calm: &'a Calm,
+    state: MutexGuard<'a, State>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Locked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.calm.tell(self.state.is_calm());
+    }
 }
 
 struct Turn {
@@ -222,7 +263,9 @@ impl FairGate {
                 served: 0,
                 recent: Recent::default(),
                 refused: 0,
+                counted: Counted::default(),
             }),
+            calm: Calm::new(),
             fingerprints,
             clock,
             bounds: Bounds::new("wfq"),
@@ -236,11 +279,38 @@ impl FairGate {
         Some(self.fingerprints.of(name))
     }
 
+    #[inline]
+    fn lock(&self) -> Locked<'_> {
+        Locked {
+            calm: &self.calm,
+            state: lock(&self.state),
+        }
+    }
+
     /// A request comes.
+    #[inline]
     pub(crate) fn arrive(&self, name: Option<&str>, cost: NonZeroU32, now: &mut Now) -> Arrived {
         let now = self.clock.nanos_at(now);
+        if name.is_some() || !self.calm.begin() {
+            return self.ask(name, cost, now);
+        }
+        let arrival = Arrival {
+            tenant: ANONYMOUS,
+            cost,
+            at: now,
+            virtual_time: 0,
+        };
+        let charge = Charge::in_arrears(ANONYMOUS, cost, now);
+        let waited = Waited {
+            own: Duration::ZERO,
+            oldest: None,
+        };
+        Arrived::Begins(arrival, charge, waited)
+    }
+
+    fn ask(&self, name: Option<&str>, cost: NonZeroU32, now: u64) -> Arrived {
         let named = name.and_then(|name| Some((self.key(name)?, name)));
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let State { tenants, queue, .. } = &mut *state;
         let tenant = tenants.attach(queue, named);
         let arrival = Arrival {
@@ -262,8 +332,14 @@ impl FairGate {
     /// Takes back what [`arrive`](Self::arrive) charged: the request has to wait after all.
     pub(crate) fn take_back(&self, arrival: Arrival, charge: Charge) -> (Arrived, Wakes) {
         let now = self.clock.nanos();
-        let mut state = lock(&self.state);
-        state.queue.take_back(charge, arrival.virtual_time);
+        let mut state = self.lock();
+        if charge.is_in_arrears() {
+            self.calm.forget();
+            let State { tenants, queue, .. } = &mut *state;
+            tenants.attach(queue, None);
+        } else {
+            state.queue.take_back(charge, arrival.virtual_time);
+        }
         let granted = state.pass_on(now);
         let arrived = self.queue_up(state, arrival, now);
         (arrived, Wakes::of(granted))
@@ -272,7 +348,7 @@ impl FairGate {
     /// Where there is no room, that is told at once. It is looked for again when the request is first polled:
     /// until then it is in nobody's way.
     #[cold]
-    fn queue_up(&self, mut state: MutexGuard<'_, State>, arrival: Arrival, now: u64) -> Arrived {
+    fn queue_up(&self, mut state: Locked<'_>, arrival: Arrival, now: u64) -> Arrived {
         if self.has_room(&mut state, arrival.tenant, self.bounds.max_waiting()) {
             return Arrived::Waits(arrival);
         }
@@ -290,7 +366,7 @@ impl FairGate {
             tenant, cost, at, ..
         } = arrival;
         let now = self.clock.nanos();
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let max_waiting = self.bounds.max_waiting();
         if !self.has_room(&mut state, tenant, max_waiting) {
             return Err(self.refuse(state, tenant, Reason::QueueFull, now));
@@ -323,7 +399,7 @@ impl FairGate {
         let now = self.clock.nanos();
         let mut fresh = None;
         loop {
-            let mut state = lock(&self.state);
+            let mut state = self.lock();
             let granted = state.pass_on(now);
             let waiting = state.queue.waiting();
             let mut old = None;
@@ -358,7 +434,7 @@ impl FairGate {
     /// A request whose turn it is has been woken.
     pub(crate) fn note_woken(&self, ticket: &Ticket) {
         let now = self.clock.nanos();
-        if let Some(turn) = lock(&self.state).turn(ticket) {
+        if let Some(turn) = self.lock().turn(ticket) {
             turn.woken.get_or_insert(now);
         }
     }
@@ -366,7 +442,7 @@ impl FairGate {
     /// A request whose turn it is can be sent; it is, unless it is another's turn by now.
     pub(crate) fn begin(&self, ticket: &Ticket, now: &mut Now) -> (Begun, Wakes) {
         let now = self.clock.nanos_at(now);
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let turn = state.turns.iter().position(|turn| turn.ticket == *ticket);
         let Turn { mut charge, .. } = state.turns.swap_remove(turn.expect("it is its turn"));
         let begun = if state.queue.yields(&charge, now) {
@@ -387,7 +463,7 @@ impl FairGate {
     /// A request that waits, or whose turn it is, gives up, and is gone.
     pub(crate) fn leave(&self, arrival: Arrival, ticket: &Ticket) {
         let now = self.clock.nanos();
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let waker = state.take_out(ticket);
         let granted = state.pass_on(now);
         state.tenants.detach(arrival.tenant);
@@ -401,26 +477,41 @@ impl FairGate {
     /// Refuses a request that has waited as long as it may. It still has to leave.
     pub(crate) fn time_out(&self, arrival: Arrival) -> Box<Overloaded> {
         let now = self.clock.nanos();
-        self.refuse(lock(&self.state), arrival.tenant, Reason::WaitTimeout, now)
+        self.refuse(self.lock(), arrival.tenant, Reason::WaitTimeout, now)
     }
 
     /// A request that never waited, or waits no more, is gone.
     pub(crate) fn depart(&self, arrival: Arrival) {
-        lock(&self.state).tenants.detach(arrival.tenant);
+        self.lock().tenants.detach(arrival.tenant);
     }
 
     /// A request that was sent has ended, and is gone.
+    #[inline]
     pub(crate) fn end(&self, charge: Charge, end: End, now: &mut Now) {
         let now = self.clock.nanos_at(now);
-        let mut state = lock(&self.state);
+        let past_the_queue = charge.is_in_arrears() && end == End::Served;
+        if !(past_the_queue && self.calm.finish(charge.used(now), Recent::epoch(now))) {
+            self.settle(charge, end, now);
+        }
+    }
+
+    #[inline(never)]
+    fn settle(&self, charge: Charge, end: End, now: u64) {
+        let mut state = self.lock();
         let tenant = charge.tenant();
+        if charge.is_in_arrears() {
+            self.calm.forget();
+            self.count_calm(&mut state, now);
+        } else {
+            state.tenants.detach(tenant);
+        }
         match end {
             End::Served => {
                 state.served += 1;
                 let used = state.queue.finish(charge, now);
                 let epoch = Recent::epoch(now);
                 state.recent.add(used, epoch);
-                state.tenants.note_served(tenant, used, epoch);
+                state.tenants.note_served(tenant, 1, used, epoch);
             }
             End::Refused => {
                 state.refused += 1;
@@ -429,25 +520,32 @@ impl FairGate {
             }
             End::NotSent => state.queue.refund(charge),
         }
-        state.tenants.detach(tenant);
         // It may have been all that its tenant may have running.
         let granted = state.pass_on(now);
         drop(state);
         Wakes::of(granted).wake();
     }
 
+    /// Counts what went past the queue.
+    fn count_calm(&self, state: &mut State, now: u64) {
+        let (served, used, epoch) = self.calm.count(&mut state.counted, Recent::epoch(now));
+        state.served += served;
+        state.recent.add(used, epoch);
+        state.tenants.note_served(ANONYMOUS, served, used, epoch);
+    }
+
     pub(crate) fn set_weight(&self, tenant: &str, weight: u32) -> Result<(), ConfigError> {
         let weight = check_weight(weight)?;
         check_name(tenant)?;
         let key = self.fingerprints.of(tenant);
-        let State { tenants, queue, .. } = &mut *lock(&self.state);
+        let State { tenants, queue, .. } = &mut *self.lock();
         tenants.set_weight(queue, key, weight);
         Ok(())
     }
 
     pub(crate) fn set_default_weight(&self, weight: u32) -> Result<(), ConfigError> {
         let weight = check_weight(weight)?;
-        let State { tenants, queue, .. } = &mut *lock(&self.state);
+        let State { tenants, queue, .. } = &mut *self.lock();
         tenants.set_default_weight(queue, weight);
         Ok(())
     }
@@ -464,7 +562,7 @@ impl FairGate {
         let weights = (weights.iter())
             .map(|(name, weight)| (self.fingerprints.of(name.as_str()), *weight))
             .collect();
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let State { tenants, queue, .. } = &mut *state;
         tenants.set(queue, weights, default_weight, max_tenants);
         queue.set_max_running(max_in_flight_per_tenant.map_or(u32::MAX, NonZeroU32::get));
@@ -480,7 +578,7 @@ impl FairGate {
     /// `None` is as many as there are.
     pub(crate) fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
         let now = self.clock.nanos();
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         state
             .queue
             .set_max_running(max.map_or(u32::MAX, NonZeroU32::get));
@@ -492,11 +590,12 @@ impl FairGate {
     pub(crate) fn snapshot(&self) -> Snapshot {
         self.bounds.settle_report();
         let now = self.clock.nanos();
-        let state = lock(&self.state);
+        let mut state = self.lock();
+        self.count_calm(&mut state, now);
         let since = |at| Duration::from_nanos(now.saturating_sub(at));
         Snapshot {
             waiting: state.queue.waiting(),
-            running: state.queue.running(),
+            running: state.queue.running() + self.calm.running(&state.counted),
             oldest_wait: state.queue.oldest().map(since),
             served: state.served,
             refused: state.refused,
@@ -509,8 +608,11 @@ impl FairGate {
 
     pub(crate) fn tenants(&self) -> Vec<TenantSnapshot> {
         let now = self.clock.nanos();
-        let state = lock(&self.state);
-        state.tenants.snapshots(&state.queue, &state.recent, now)
+        let mut state = self.lock();
+        self.count_calm(&mut state, now);
+        let mut tenants = state.tenants.snapshots(&state.queue, &state.recent, now);
+        tenants[ANONYMOUS as usize].running += self.calm.running(&state.counted);
+        tenants
     }
 
     pub(crate) fn tenant(&self, tenant: &Tenant) -> Option<TenantSnapshot> {
@@ -519,14 +621,19 @@ impl FairGate {
             Tenant::Named(name) => self.key(name),
             Tenant::Anonymous | Tenant::Overflow => None,
         };
-        let state = lock(&self.state);
+        let mut state = self.lock();
+        self.count_calm(&mut state, now);
         let State {
             tenants,
             queue,
             recent,
             ..
         } = &*state;
-        tenants.snapshot_of(queue, recent, tenant, key, now)
+        let mut snapshot = tenants.snapshot_of(queue, recent, tenant, key, now)?;
+        if *tenant == Tenant::Anonymous {
+            snapshot.running += self.calm.running(&state.counted);
+        }
+        Some(snapshot)
     }
 
     fn count(&self, state: &mut State, tenant: u32, reason: Reason) {
@@ -536,7 +643,7 @@ impl FairGate {
 
     fn refuse(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: Locked<'_>,
         tenant: u32,
         reason: Reason,
         now: u64,
@@ -551,6 +658,7 @@ impl FairGate {
     /// The hint is how long it takes until all that the tenant has waiting is served, at its share of the
     /// rate at which requests were served lately.
     fn refusal(&self, state: &mut State, tenant: u32, reason: Reason, now: u64) -> Box<Overloaded> {
+        self.count_calm(state, now);
         let served = state.served;
         let own = u64::from(state.queue.state(tenant).waiting) + 1;
         let ahead = own.saturating_mul(state.queue.parts(tenant));
@@ -576,6 +684,12 @@ impl State {
             own: since(at),
             oldest: self.queue.oldest_that_may_run().map(since),
         }
+    }
+
+    /// Whether there is nobody to be fair to, see [`calm`]. Who waits for nothing but a turn has it, or another has.
+    #[inline]
+    fn is_calm(&self) -> bool {
+        self.tenants.is_one() && self.turns.is_empty() && self.queue.is_uncapped()
     }
 
     /// Whether somebody has the turn, and uses it.

@@ -168,6 +168,25 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
+    /// Of a request that begins without the queue being asked, or counting it: its tenant is charged when it has
+    /// ended. For where nobody waits, and there is no other tenant to be fair to.
+    #[inline]
+    pub(crate) fn in_arrears(tenant: u32, cost: NonZeroU32, now: u64) -> Self {
+        Self {
+            tenant,
+            cost,
+            paid: 0,
+            price: 0,
+            begun: Some(now),
+        }
+    }
+
+    /// There is no tenant to whom a nanosecond costs nothing.
+    #[inline]
+    pub(crate) fn is_in_arrears(&self) -> bool {
+        self.price == 0
+    }
+
     pub(crate) fn tenant(&self) -> u32 {
         self.tenant
     }
@@ -175,6 +194,12 @@ impl Charge {
     /// How long its service has lasted.
     fn took(&self, now: u64) -> u64 {
         self.begun.map_or(0, |begun| now.saturating_sub(begun))
+    }
+
+    /// How much service it has had, if it has ended.
+    pub(crate) fn used(&self, now: u64) -> u64 {
+        // Nothing is free: else weights would mean nothing where requests take no time that can be measured.
+        self.took(now).max(1).saturating_mul(self.cost.get().into())
     }
 
     /// As a tag.
@@ -280,6 +305,11 @@ impl<T> FairQueue<T> {
     #[inline]
     pub(crate) fn may_run(&self, tenant: u32) -> bool {
         self.tenants[tenant as usize].running < self.max_running
+    }
+
+    /// Whether tenants may have as many requests running as they like.
+    pub(crate) fn is_uncapped(&self) -> bool {
+        self.max_running == u32::MAX
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -462,9 +492,7 @@ impl<T> FairQueue<T> {
     /// The service has ended: what it really took is charged, and is the better known for the next.
     #[inline]
     pub(crate) fn finish(&mut self, charge: Charge, now: u64) -> u64 {
-        // Nothing is free: else weights would mean nothing where requests take no time that can be measured.
-        let took = charge.took(now).max(1);
-        let used = took.saturating_mul(charge.cost.get().into());
+        let (took, used) = (charge.took(now).max(1), charge.used(now));
         let tenant = &mut self.tenants[charge.tenant as usize];
         learn(&mut tenant.estimate, took);
         learn(&mut self.estimate, took);
@@ -608,6 +636,9 @@ impl<T> FairQueue<T> {
     /// Charges what was used instead of what was paid.
     #[inline(always)] // every request comes by here
     fn settle(&mut self, charge: Charge, used: u64) {
+        if charge.is_in_arrears() {
+            return self.settle_arrears(charge.tenant, used);
+        }
         let tenant = &mut self.tenants[charge.tenant as usize];
         let difference = u128::from(used.abs_diff(charge.paid)) * u128::from(charge.price);
         let less = used < charge.paid;
@@ -636,6 +667,15 @@ impl<T> FairQueue<T> {
         if tenant.head != NIL && (less || was_held_back || repriced) {
             self.reorder(charge.tenant);
         }
+    }
+
+    /// Charges what was used, of which nothing was charged before.
+    fn settle_arrears(&mut self, id: u32, used: u64) {
+        let tenant = &mut self.tenants[id as usize];
+        let amount = u128::from(used) * u128::from(tenant.price);
+        tenant.tag = tenant.tag.saturating_add(amount);
+        self.latest = self.latest.max(tenant.tag);
+        self.note_idle();
     }
 
     /// By how much the tenant's running requests, taken together, are over what was charged for them.

@@ -4,6 +4,7 @@
 mod support;
 
 mod bounds;
+mod calm;
 mod order;
 mod tenants;
 mod turns;
@@ -22,18 +23,18 @@ use support::poll;
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, Reason, Waited, WfqConfig, WfqLayer,
+    ConcurrencyLimitLayer, LoadShedLayer, Reason, Waited, WfqConfig, WfqLayer,
     wfq::{self, FromExtension, FromHeader, Handle, Tenant, TenantId},
 };
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A tenant and a number, which is given back.
+/// A tenant, if it has a name, and a number, which is given back.
 type Request = (&'static str, u32);
 type Response = Pin<Box<dyn Future<Output = Result<u32, BoxError>> + Send>>;
 
 fn tenant(request: &Request) -> Option<&'static str> {
-    Some(request.0)
+    Some(request.0).filter(|name| !name.is_empty())
 }
 
 /// A fair queue over some seats, in front of requests that take until they are let go.

@@ -247,8 +247,8 @@ async fn no_request_leaves_its_tenant_behind() {
 /// One that is ahead of the others cannot be forgotten, but another one can that was away for less long.
 #[tokio::test(start_paused = true)]
 async fn one_that_cannot_be_forgotten_is_not_in_the_way_of_another() {
-    let server = Server::new(10, WfqConfig::default().max_tenants(2));
-    let _running = server.pending("", 0);
+    let server = Server::new(10, WfqConfig::default().max_tenants(3));
+    let _running = server.pending("busy", 0);
     let mut ahead = server.pending("ahead", 1);
     sleep(10 * MS).await;
     server.go.add_permits(2); // the other one stays where it is: nobody polls it

@@ -29,11 +29,10 @@ impl Stack {
         }
     }
 
-    /// One whole request, as `Wfq` makes it. Says whether it was sent.
+    /// One whole request, as `Wfq` makes it, of a tenant, if it has a name. Says whether it was sent.
     fn request(&self, tenant: &str, gives_up: GivesUp) -> bool {
-        let mut arrived = self
-            .fair
-            .arrive(Some(tenant), NonZeroU32::MIN, &mut Now::default());
+        let name = Some(tenant).filter(|name| !name.is_empty());
+        let mut arrived = (self.fair).arrive(name, NonZeroU32::MIN, &mut Now::default());
         if let Arrived::Begins(arrival, charge, _) = arrived {
             if self.seat.try_admit(()) {
                 self.run(charge);
@@ -149,6 +148,28 @@ fn one_that_leaves_while_it_is_given_the_turn_passes_it_on() {
 #[test]
 fn one_that_leaves_with_the_turn_passes_it_on() {
     check(&[("a", Never), ("b", WithTheTurn), ("c", Never)], |_| {});
+}
+
+#[test]
+fn those_who_go_past_the_queue_are_in_nobodys_way() {
+    check(&[("", Never), ("", Never)], |_| {});
+    check(&[("", Never), ("a", Never)], |_| {});
+}
+
+#[test]
+fn what_went_past_the_queue_is_counted_once() {
+    model::check(2, || {
+        let stack = Stack::new();
+        stack.seat.set_limit(3).expect("seats for all");
+        let others = [stack.clone(), stack.clone()];
+        let threads = others.map(|stack| thread::spawn(move || stack.request("", Never)));
+        let snapshot = stack.fair.snapshot();
+        assert!(snapshot.served + snapshot.running as u64 <= 2);
+        for thread in threads {
+            assert!(thread.join().expect("no panic"));
+        }
+        stack.assert_empty(2);
+    });
 }
 
 #[test]

@@ -15,7 +15,8 @@ use crate::{
 /// So many that were away longest are looked at when there is no room.
 const LOOKS: usize = 8;
 
-const ANONYMOUS: u32 = 0;
+/// The number of the tenant that all share who have no name.
+pub(super) const ANONYMOUS: u32 = 0;
 const OVERFLOW: u32 = 1;
 const NIL: u32 = u32::MAX;
 
@@ -293,9 +294,9 @@ impl Tenants {
     }
 
     #[inline]
-    pub(super) fn note_served(&mut self, id: u32, used: u64, epoch: u64) {
+    pub(super) fn note_served(&mut self, id: u32, served: u64, used: u64, epoch: u64) {
         let record = &mut self.records[id as usize];
-        record.served += 1;
+        record.served += served;
         record.recent.add(used, epoch);
     }
 
@@ -305,6 +306,11 @@ impl Tenants {
 
     pub(super) fn note_rejected(&mut self, id: u32) {
         self.records[id as usize].rejected += 1;
+    }
+
+    /// Whether there is none, and was none, but the anonymous one.
+    pub(super) fn is_one(&self) -> bool {
+        self.ids.is_empty() && self.overflowed == 0
     }
 
     pub(super) fn tracked(&self) -> usize {

@@ -653,6 +653,30 @@ fn what_begins_at_once_catches_up_and_virtual_time_never_goes_back() {
 }
 
 #[test]
+fn what_was_begun_without_asking_is_charged_in_the_end_at_the_weight_of_then() {
+    let mut queue: FairQueue<()> = queue(&[1, 1]);
+    let [served, refused] = [(); 2].map(|()| Charge::in_arrears(0, cost(3), 1000));
+    assert_eq!((queue.running(), queue.state(0).running), (0, 0));
+    queue.set_weight(0, 2);
+    assert_eq!(
+        queue.finish(served, 1500),
+        1500,
+        "three times as long as it took"
+    );
+    assert_eq!(queue.tenants[0].tag, 1500 * u128::from(ONE) / 2);
+    queue.refund(refused);
+    assert_eq!(
+        queue.tenants[0].tag,
+        1500 * u128::from(ONE) / 2 + (1 << STEP)
+    );
+    assert_eq!((queue.running(), queue.state(0).running), (0, 0));
+    assert_eq!(
+        queue.virtual_time, queue.tenants[0].tag,
+        "nobody has any work"
+    );
+}
+
+#[test]
 fn one_that_gives_up_its_turn_is_charged_nothing() {
     let mut queue = queue(&[1, 1]);
     let mut now = 0;
