@@ -37,19 +37,26 @@
 
 mod gates;
 
-use std::fmt;
+use std::{
+    convert::Infallible,
+    fmt,
+    task::{Context, Poll},
+};
 
+use http::{Request, Response};
 use tower_layer::Layer;
+use tower_service::Service;
 
-use self::gates::Parts;
+use self::gates::{Admission, Held, LongWay, Parts};
 pub use self::gates::{Gates, GatesFuture, GatesService};
 use crate::{
-    AdaptiveConcurrencyLayer, ByStatus, Clock, CoDelConfig, CoDelLayer, ConfigError,
-    OverloadResponse, OverloadResponseLayer, ShadowLayer, UntilBodyEnd, UntilResponse, WfqConfig,
-    WfqLayer, adaptive_concurrency, codel,
+    AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, Clock, CoDelConfig, CoDelLayer,
+    ConfigError, Hold, OverloadResponseLayer, Permit, ShadowLayer, UntilBodyEnd, UntilResponse,
+    WfqConfig, WfqLayer, adaptive_concurrency, codel,
     config::EdgeConfig,
     hold::HoldKind,
-    wfq::{self, FromExtension},
+    respond::{Caller, OverloadBody, OverloadResponseFuture},
+    wfq::{self, ExtractTenant, FromExtension, Running},
 };
 
 /// The recommended stack, with what suits most servers. See the [module](mod@self) for what is in it.
@@ -80,7 +87,7 @@ pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
 }
 
 impl<E> Edge<E> {
-    /// Finds tenants this way, see [`ExtractTenant`](crate::wfq::ExtractTenant), all of the same weight.
+    /// Finds tenants this way, see [`ExtractTenant`], all of the same weight.
     pub fn tenant<E2>(self, extract: E2) -> Edge<E2> {
         let config = WfqConfig::default().clock(self.clock());
         self.wfq(WfqLayer::new(config, extract))
@@ -228,14 +235,86 @@ impl<E, H: HoldKind> Edge<E, H> {
     }
 }
 
-/// What [`Edge`] makes of a service.
-pub type EdgeService<S, E, H> = OverloadResponse<GatesService<S, E, H>>;
-
 impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
     type Service = EdgeService<S, E, H>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        self.response.layer(self.gates.layer(inner))
+        EdgeService {
+            gates: self.gates.layer(inner),
+            response: self.response.clone(),
+        }
+    }
+}
+
+/// A service behind an [`Edge`]: what [`OverloadResponse`](crate::OverloadResponse) around a [`GatesService`] would
+/// be, but that it looks at what a client speaks only if there may be something to tell it.
+pub struct EdgeService<S, E = FromExtension, H: HoldKind = UntilResponse> {
+    gates: GatesService<S, E, H>,
+    response: OverloadResponseLayer,
+}
+
+impl<S, B, C, E, H> Service<Request<B>> for EdgeService<S, E, H>
+where
+    S: Service<Request<B>> + Clone,
+    S::Error: Into<BoxError>,
+    E: ExtractTenant<Request<B>>,
+    ByStatus: Classify<S::Response>,
+    H: HoldKind,
+    Held<E, H>: Hold<S::Response, Response = Response<C>>,
+    H::Of<Permit>: Hold<S::Response> + From<Permit>,
+    H::Of<Running>: Hold<<H::Of<Permit> as Hold<S::Response>>::Response, Response = Response<C>>
+        + From<Running>,
+{
+    type Response = Response<OverloadBody<C>>;
+    type Error = Infallible;
+    type Future =
+        OverloadResponseFuture<GatesFuture<S::Future, LongWay<S, Request<B>, H>, Held<E, H>>>;
+
+    #[inline]
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    // A function of its own: the response future is large, and where this is called in line it is copied once more.
+    #[inline(never)]
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        match self.gates.admit(&request) {
+            Admission::Sent(held) => {
+                let caller = can_be::<S::Error>().then(|| Caller::of(&request));
+                let future = GatesFuture::sent(self.gates.inner.get_mut().call(request), held);
+                self.response.around(future, caller)
+            }
+            Admission::Waits(place) => {
+                let caller = Some(Caller::of(&request));
+                self.response
+                    .around(self.gates.wait(request, place), caller)
+            }
+            Admission::Failed(error) => {
+                let caller = Some(Caller::of(&request));
+                self.response.around(GatesFuture::failed(error), caller)
+            }
+        }
+    }
+}
+
+/// Whether there are values of that type. Routers have errors that there are none of, and then it need not be found
+/// out how to tell the client of one. Of a type without values a `Result` has no `Err`, and no need to say so.
+const fn can_be<E>() -> bool {
+    size_of::<Result<(), E>>() > 0
+}
+
+impl<S: Clone, E, H: HoldKind> Clone for EdgeService<S, E, H> {
+    fn clone(&self) -> Self {
+        Self {
+            gates: self.gates.clone(),
+            response: self.response.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug, E, H: HoldKind> fmt::Debug for EdgeService<S, E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("EdgeService").field(&self.gates).finish()
     }
 }
 

@@ -132,21 +132,26 @@ where
     /// Without a `poll_ready` before it, refuses.
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        match self.take() {
-            Ok(inner) => ResponseFuture::admitted(inner.call(request), ()),
+        match self.take_ready() {
+            Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
             Err(refusal) => ResponseFuture::refused(refusal),
         }
     }
 }
 
 impl<S> LoadShed<S> {
-    /// The inner service, if it is to be called now.
+    /// Says that the inner service is to be called now, or why not.
     #[inline]
-    pub(crate) fn take(&mut self) -> Result<&mut S, Box<Overloaded>> {
+    pub(crate) fn take_ready(&mut self) -> Result<(), Box<Overloaded>> {
         match std::mem::take(&mut self.ready) {
-            true => Ok(&mut self.inner),
+            true => Ok(()),
             false => Err((self.refusal.take()).unwrap_or_else(|| Box::new(NOT_READY))),
         }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
     }
 }
 

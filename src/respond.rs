@@ -76,7 +76,7 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::protocol::Caller;
+pub(crate) use self::protocol::Caller;
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
 use crate::{BoxError, Overloaded, Reason, jitter::Jitter, observe::events};
 
@@ -154,6 +154,16 @@ impl OverloadResponseLayer {
     /// With the answers that the [module](self) has.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Answers what this future fails with. The caller has to be known unless it cannot fail.
+    #[inline]
+    pub(crate) fn around<F>(&self, future: F, caller: Option<Caller>) -> OverloadResponseFuture<F> {
+        OverloadResponseFuture {
+            state: State::Called { future },
+            caller,
+            settings: self.settings.clone(),
+        }
     }
 
     fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
@@ -419,7 +429,7 @@ pin_project! {
     pub struct OverloadResponseFuture<F> {
         #[pin]
         state: State<F>,
-        // Until it is answered.
+        // Until it is answered; unless it cannot fail.
         caller: Option<Caller>,
         settings: Shared,
     }

@@ -4,6 +4,7 @@
 mod support;
 
 use std::{
+    convert::Infallible,
     future::Future,
     num::NonZeroU32,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -14,7 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use proptest::prelude::*;
 use support::now;
@@ -424,4 +425,51 @@ fn a_waker_that_panics_takes_nothing_with_it() {
         drop((first, second));
         assert_free(&handle);
     });
+}
+
+/// Whether a request is refused at once or after it has waited, or fails inside: what the client speaks is known.
+#[tokio::test(start_paused = true)]
+async fn whoever_is_turned_away_is_told_in_its_own_words() {
+    async fn infallible(request: Request<Job>) -> Result<Response<Full<Bytes>>, Infallible> {
+        Ok(work(request).await.expect("it was not told to fail"))
+    }
+    let grpc = |end| {
+        let mut request = job_of(Duration::from_secs(10));
+        request.body_mut().end = end;
+        *request.method_mut() = Method::POST;
+        let content_type = HeaderValue::from_static("application/grpc");
+        request.headers_mut().insert("content-type", content_type);
+        request
+    };
+    let told = |response: Response<_>| response.headers().get("grpc-status").cloned();
+    let refused = Some(HeaderValue::from_static("8"));
+    let failed = Some(HeaderValue::from_static("13"));
+
+    let edge = || {
+        let wfq = WfqConfig::default().max_wait(Duration::from_secs(1));
+        edge()
+            .wfq(WfqLayer::new(wfq.max_waiting(1), FromExtension))
+            .adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1))
+    };
+    let routes = edge().layer(service_fn(infallible));
+    let client = edge().layer(service_fn(work));
+    let mut told_by_routes = Vec::new();
+    let mut told_by_client = Vec::new();
+    for _ in 0..3 {
+        let answers = End::Answers(StatusCode::OK);
+        told_by_routes.push(tokio::spawn(routes.clone().oneshot(grpc(answers))));
+        told_by_client.push(tokio::spawn(client.clone().oneshot(grpc(End::Fails))));
+        tokio::task::yield_now().await;
+    }
+    let mut words = Vec::new();
+    for response in told_by_routes.into_iter().chain(told_by_client) {
+        let Ok(response) = response.await.unwrap();
+        words.push(told(response));
+    }
+    let served = None;
+    let at_once_and_later = [refused.clone(), refused.clone()];
+    assert_eq!(words[0], served);
+    assert_eq!(words[1..3], at_once_and_later);
+    assert_eq!(words[3], failed);
+    assert_eq!(words[4..], at_once_and_later);
 }

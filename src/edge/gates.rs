@@ -26,7 +26,7 @@ use crate::{
     Waited, WfqLayer,
     admission::{
         claim::Limiter,
-        fair_gate::{Arrived, End, FairGate},
+        fair_gate::{Arrival, Arrived, End, FairGate},
         governor::Dispatched,
         shed,
     },
@@ -53,6 +53,28 @@ pub(super) struct Parts<E, H: HoldKind> {
 impl<E, H: HoldKind> Parts<E, H> {
     fn fair(&self) -> &Arc<FairGate> {
         &self.wfq.fair().gate
+    }
+
+    /// What becomes of a request that may not begin.
+    #[cold]
+    fn stop(&self, arrived: Arrived) -> Admission<E, H> {
+        match arrived {
+            Arrived::Waits(arrival) => {
+                Admission::Waits(Place::new(Arc::clone(self.fair()), arrival))
+            }
+            Arrived::Refused(refusal) => Admission::Failed(refusal),
+            Arrived::Begins(..) => unreachable!("it was found to have to wait"),
+        }
+    }
+
+    /// The fair queue would have let it begin, but the adaptive limit is reached: it has to wait.
+    #[cold]
+    fn take_back(&self, arrival: Arrival, charge: Charge) -> Admission<E, H> {
+        let (arrived, wakes) = self.fair().take_back(arrival, charge);
+        let stopped = self.stop(arrived);
+        wakes.wake();
+        self.codel.gate().inner_pending();
+        stopped
     }
 }
 
@@ -81,16 +103,17 @@ impl<S, E, H: HoldKind> Layer<S> for Gates<E, H> {
 
 /// A service behind the gates of an edge. Made by [`Gates`].
 pub struct GatesService<S, E = FromExtension, H: HoldKind = UntilResponse> {
-    inner: LoadShed<S>,
+    pub(super) inner: LoadShed<S>,
     gates: Gates<E, H>,
 }
 
 /// What is inside the fair queue for a request that has to wait.
-type Admitted<S, H> =
+pub(super) type Admitted<S, H> =
     CoDel<AdaptiveConcurrency<LoadShed<S>, ByStatus, <H as HoldKind>::Of<Permit>>>;
 
 /// The way of a request that has to wait.
-type LongWay<S, R, H> = WfqResponseFuture<Admitted<S, H>, R, <H as HoldKind>::Of<Running>>;
+pub(super) type LongWay<S, R, H> =
+    WfqResponseFuture<Admitted<S, H>, R, <H as HoldKind>::Of<Running>>;
 
 impl<S, R, E, H> Service<R> for GatesService<S, E, H>
 where
@@ -119,6 +142,32 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
+        match self.admit(&request) {
+            Admission::Sent(held) => GatesFuture::sent(self.inner.get_mut().call(request), held),
+            Admission::Waits(place) => self.wait(request, place),
+            Admission::Failed(error) => GatesFuture::failed(error),
+        }
+    }
+}
+
+/// What becomes of a request.
+pub(super) enum Admission<E, H: HoldKind> {
+    /// It goes to the inner service, at once.
+    Sent(Held<E, H>),
+    Waits(Place),
+    Failed(BoxError),
+}
+
+impl<S, E, H: HoldKind> GatesService<S, E, H> {
+    /// Asks all gates. What it says is to be sent has to be, at once.
+    #[inline(always)] // it is all that `call` does, of either service
+    pub(super) fn admit<R>(&mut self, request: &R) -> Admission<E, H>
+    where
+        S: Service<R> + Clone,
+        S::Error: Into<BoxError>,
+        E: ExtractTenant<R>,
+        submitted_at::FromExtension: ExtractSubmittedAt<R>,
+    {
         let Parts {
             wfq,
             codel,
@@ -131,17 +180,13 @@ where
         // What layers further out tell is for the gates: nothing of it is known inside them.
         Waited::take();
         let mut now = Now::passed();
-        let cost = extract.cost(&request);
-        let arrived = fair.arrive(extract.tenant(&request).as_deref(), cost, &mut now);
+        let cost = extract.cost(request);
+        let arrived = fair.arrive(extract.tenant(request).as_deref(), cost, &mut now);
         let Arrived::Begins(arrival, charge, waited) = arrived else {
-            return self.take_the_long_way(request, arrived);
+            return self.gates.parts.stop(arrived);
         };
         if !adaptive.gate().try_admit(()) {
-            let (arrived, wakes) = fair.take_back(arrival, charge);
-            let future = self.take_the_long_way(request, arrived);
-            wakes.wake();
-            codel.gate().inner_pending();
-            return future;
+            return self.gates.parts.take_back(arrival, charge);
         }
         let mut held = Held::new(Arc::clone(&self.gates.parts), charge);
         // It sheds, so there is nobody to be woken.
@@ -149,56 +194,46 @@ where
         let (polled, refusing) = shed::watch(|| self.inner.poll_ready(&mut cx));
         if let Poll::Ready(Err(error)) = polled {
             self.inner = self.inner.clone();
-            return GatesFuture::failed(error);
+            return Admission::Failed(error);
         }
         let entered = match refusing {
             true => codel.gate().pass(),
             false => {
-                let submitted = submitted_at::FromExtension.submitted_at(&request);
+                let submitted = submitted_at::FromExtension.submitted_at(request);
                 (codel.gate()).admit(submitted, 0, Some(waited), &mut now)
             }
         };
         if let Err(refusal) = entered {
             held.end = End::Refused;
             self.inner = self.inner.clone(); // what it has reserved goes back to whoever is next
-            return GatesFuture::failed(refusal);
+            return Admission::Failed(refusal);
         }
         held.send(&mut now);
-        match self.inner.take() {
-            Ok(inner) => GatesFuture::sent(inner.call(request), held),
-            Err(refusal) => {
-                held.end = End::Refused;
-                GatesFuture::failed(refusal)
-            }
+        if let Err(refusal) = self.inner.take_ready() {
+            held.end = End::Refused;
+            return Admission::Failed(refusal);
         }
+        Admission::Sent(held)
     }
-}
 
-impl<S: Clone, E, H: HoldKind> GatesService<S, E, H> {
-    /// For a request that has to wait, or is refused.
+    /// The future of a request that has to wait.
     #[cold]
-    fn take_the_long_way<R, F, X>(
+    pub(super) fn wait<R, F, X>(
         &self,
         request: R,
-        arrived: Arrived,
+        place: Place,
     ) -> GatesFuture<F, LongWay<S, R, H>, X>
     where
+        S: Clone,
         Admitted<S, H>: Service<R>,
     {
         let Parts {
             codel, adaptive, ..
         } = &*self.gates.parts;
-        match arrived {
-            Arrived::Waits(arrival) => {
-                let place = Place::new(Arc::clone(self.gates.parts.fair()), arrival);
-                let inner = codel.layer(adaptive.layer(self.inner.clone()));
-                let response = Box::pin(WfqResponseFuture::waiting(inner, request, place));
-                GatesFuture {
-                    state: State::Waits { response },
-                }
-            }
-            Arrived::Refused(refusal) => GatesFuture::failed(refusal),
-            Arrived::Begins(..) => unreachable!("it was found to have to wait"),
+        let inner = codel.layer(adaptive.layer(self.inner.clone()));
+        let response = Box::pin(WfqResponseFuture::waiting(inner, request, place));
+        GatesFuture {
+            state: State::Waits { response },
         }
     }
 }
@@ -223,7 +258,7 @@ pin_project! {
 
 impl<F, W, X> GatesFuture<F, W, X> {
     #[inline]
-    fn sent(future: F, held: X) -> Self {
+    pub(super) fn sent(future: F, held: X) -> Self {
         let response = ResponseFuture::admitted(future, held);
         Self {
             state: State::Sent { response },
@@ -231,7 +266,7 @@ impl<F, W, X> GatesFuture<F, W, X> {
     }
 
     #[cold]
-    fn failed(error: BoxError) -> Self {
+    pub(super) fn failed(error: BoxError) -> Self {
         Self {
             state: State::Failed { error: Some(error) },
         }

@@ -27,7 +27,7 @@ pub enum Protocol {
 
 /// What has to be known of a request in order to answer it.
 #[derive(Debug)]
-pub(super) enum Caller {
+pub(crate) enum Caller {
     #[cfg(feature = "ws")]
     WebSocket(Box<super::websocket::Handshake>),
     Grpc {
@@ -45,7 +45,7 @@ impl Caller {
     /// Every request pays for this, and few are refused: what is looked up for all is little, and what is not for
     /// all is not in line.
     #[inline(always)]
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
+    pub(crate) fn of<B>(request: &Request<B>) -> Self {
         let told: Option<&Protocol> = request.extensions().get();
         #[cfg(feature = "ws")]
         if told.is_none_or(|told| *told == Protocol::WebSocket) {

@@ -44,7 +44,7 @@ const LONGEST_PAYLOAD: usize = 125;
 
 /// A valid handshake, of a connection that can be taken over.
 #[derive(Debug)]
-pub(super) struct Handshake {
+pub(crate) struct Handshake {
     on_upgrade: OnUpgrade,
     /// Only HTTP/1.1 has one.
     key: Option<HeaderValue>,
