@@ -297,7 +297,7 @@ where
     }
 }
 
-/// Whether there are values of that type. Routers have errors that there are none of, and then it need not be found
+/// Whether there may be values of that type. Routers have errors that there are none of, and then it need not be found
 /// out how to tell the client of one. Of a type without values a `Result` has no `Err`, and no need to say so.
 const fn can_be<E>() -> bool {
     size_of::<Result<(), E>>() > 0

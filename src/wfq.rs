@@ -65,8 +65,9 @@
 //! turn on. One that is kept, but not polled although it was woken, is passed over within a second, so that it
 //! does not stop the others. It needs a tokio runtime with time enabled wherever the future is polled.
 //!
-//! A request that was sent has been charged for, and what is charged in the end is the time that it really
-//! took, also if its future is dropped before it is done.
+//! A request that was sent is charged for, and what is charged in the end is the time that it really took, also if
+//! its future is dropped before it is done. What began without a tenant before there was any is charged for when
+//! it is done, and not before: while it hangs, others do not go first because of it.
 //!
 //! # Cloning
 //! One layer value is one queue, however often [`Layer::layer`] is called and services are cloned. One request at

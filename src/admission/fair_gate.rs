@@ -150,7 +150,7 @@ pub(crate) struct Arrival {
 
 /// What a request that has come may do.
 pub(crate) enum Arrived {
-    /// Nobody is in its way: its tenant was charged, and it may begin.
+    /// Nobody is in its way: it may begin, and its tenant was charged, or will be.
     Begins(Arrival, Charge, Waited),
     Waits(Arrival),
     Refused(Box<Overloaded>),
@@ -329,7 +329,7 @@ impl FairGate {
         self.queue_up(state, arrival, now)
     }
 
-    /// Takes back what [`arrive`](Self::arrive) charged: the request has to wait after all.
+    /// Takes back that [`arrive`](Self::arrive) let it begin: the request has to wait after all.
     pub(crate) fn take_back(&self, arrival: Arrival, charge: Charge) -> (Arrived, Wakes) {
         let now = self.clock.nanos();
         let mut state = self.lock();

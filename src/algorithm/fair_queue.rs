@@ -27,7 +27,8 @@
 //! how much. While a request takes longer than was charged for, what it is over by is counted as soon as its
 //! tenant is about to be next: a tenant whose requests hang does not get seat after seat meanwhile. And a
 //! request that is next, but whose service has not begun, is put back if what was settled since makes it
-//! another's turn.
+//! another's turn. Only what began without asking, while there was no other tenant to be fair to
+//! ([`Charge::in_arrears`]), is charged when it is done and not before.
 //!
 //! Tags are nanoseconds times [`ONE`], in 128 bits. One nanosecond at weight `w` is `ONE / w`, which is
 //! exact to 10⁻⁸. With a thousand seats, and requests that cost a thousand each, it takes 9 000 years until a
@@ -155,7 +156,8 @@ pub(crate) struct Ticket {
     slot: u32,
 }
 
-/// What the tenant of a request was charged when it was its turn. Whatever takes it back settles it.
+/// What the tenant of a request was charged when it was its turn, if it was asked for. Whatever takes it back settles
+/// it.
 #[derive(Debug)]
 #[must_use = "a charge that is not settled counts as a request that runs for ever"]
 pub(crate) struct Charge {

@@ -42,7 +42,7 @@ pub(crate) enum Caller {
 }
 
 impl Caller {
-    /// Every request pays for this, and few are refused: what is looked up for all is little, and what is not for
+    /// Nearly every request pays for this, and few are refused: what is looked up for all is little, and what is not for
     /// all is not in line.
     #[inline(always)]
     pub(crate) fn of<B>(request: &Request<B>) -> Self {

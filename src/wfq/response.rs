@@ -295,7 +295,7 @@ impl Drop for Place {
     }
 }
 
-/// A request that its tenant was charged for. Dropping it settles that.
+/// A request that its tenant is charged for. Dropping it settles that.
 #[allow(
     unnameable_types,
     reason = "it is held, and nothing else can be done with it"

@@ -189,6 +189,22 @@ async fn shares_are_of_the_last_ten_seconds() {
     assert!(share > 0.9, "{share}");
 }
 
+/// Nobody looked meanwhile.
+#[tokio::test(start_paused = true)]
+async fn what_was_had_long_before_the_first_tenant_is_no_part_of_its_share() {
+    let server = Server::new(5, WfqConfig::default());
+    for (name, lasts, pause) in [("", 9, 91), ("a", 1, 0)] {
+        let response = server.pending(name, 0);
+        sleep(Duration::from_secs(lasts)).await;
+        server.go.add_permits(1);
+        response.await.unwrap();
+        sleep(Duration::from_secs(pause)).await;
+    }
+    assert_eq!(server.handle.tenant("a").unwrap().share, 1.0);
+    assert_eq!(anonymous(&server).share, 0.0);
+    assert_eq!(anonymous(&server).served, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_cap_holds_for_those_without_a_name_too() {
     let server = Server::new(5, WfqConfig::default());

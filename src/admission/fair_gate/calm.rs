@@ -2,8 +2,8 @@
 //! one tenant that has no name, it may have as many running as it likes, and none waits.
 //!
 //! That is how most servers are most of the time: those without tenants, unless they are overloaded. Whether it is
-//! so is found out under the lock, and told here when the lock is given back. A request that comes while another
-//! is about to wait may miss that: then it came first.
+//! so is found out under the lock, and told here when the lock is given back. A request that comes at the same time
+//! as the first that waits, or the first tenant, may miss that: then it came first.
 
 use crate::sync::{
     AtomicU64, AtomicUsize,

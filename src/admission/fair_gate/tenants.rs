@@ -100,7 +100,7 @@ pub(super) struct Tenants {
 // In this order, so that what each request touches is together.
 #[repr(C)]
 struct Record {
-    /// How many requests of its there are.
+    /// How many requests of its there are, but for those that went past the queue.
     attached: usize,
     served: u64,
     recent: Recent,
@@ -389,7 +389,11 @@ impl Recent {
         if epoch > self.epoch {
             *self = self.at(epoch);
         }
-        self.current = self.current.saturating_add(amount);
+        match self.epoch - epoch {
+            0 => self.current = self.current.saturating_add(amount),
+            1 => self.previous = self.previous.saturating_add(amount),
+            _ => {} // it is told of what nobody counts any more
+        }
     }
 
     fn sum(&self, now: u64) -> u64 {
