@@ -72,7 +72,8 @@ const LEASE: Duration = Duration::from_millis(20);
 /// to do it.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
-// What is written for each request begins with a cache line, with nothing else in it: see `State`.
+// What is written for each request begins with a cache line, with nothing else in it: see `Calm`, and `State` for those
+// that ask.
 #[repr(C, align(64))]
 pub(crate) struct FairGate {
     calm: Calm,

@@ -636,7 +636,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Charges what was used instead of what was paid.
-    #[inline(always)] // every request comes by here
+    #[inline(always)] // every request comes by here that has asked
     fn settle(&mut self, charge: Charge, used: u64) {
         if charge.is_in_arrears() {
             return self.settle_arrears(charge.tenant, used);

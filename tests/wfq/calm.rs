@@ -10,6 +10,17 @@ fn anonymous(server: &Server) -> wfq::TenantSnapshot {
     tenant
 }
 
+/// At most one without a name is begun before the last of `a`: one may have had the turn before it was known who is to
+/// go first.
+#[track_caller]
+fn assert_a_goes_first(begun: &[Request]) {
+    let last_of_a = begun.iter().rposition(|(name, _)| *name == "a").unwrap();
+    let without_a_name = begun[..last_of_a]
+        .iter()
+        .filter(|(name, _)| name.is_empty());
+    assert!(without_a_name.count() <= 1, "{begun:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_without_a_name_are_counted_like_any_others() {
     let server = Server::new(3, WfqConfig::default());
@@ -131,12 +142,7 @@ async fn once_there_are_tenants_all_are_asked() {
         server.go.add_permits(1);
     }
     others.join_all().await;
-    let names: Vec<_> = server.begun().iter().map(|(name, _)| *name).collect();
-    let until_the_last_of_a = names.iter().rposition(|name| *name == "a").unwrap();
-    let without_a_name = names[2..until_the_last_of_a]
-        .iter()
-        .filter(|name| name.is_empty());
-    assert!(without_a_name.count() <= 1, "{names:?}");
+    assert_a_goes_first(&server.begun()[2..]);
 }
 
 /// It had ten seconds of the only seat, of which nine while somebody waited for it.
@@ -158,13 +164,7 @@ async fn who_began_before_there_were_others_pays_when_it_is_done() {
         server.go.add_permits(1);
     }
     others.join_all().await;
-    // One of each before what the first took is known to all.
-    let names: Vec<_> = server.begun().iter().map(|(name, _)| *name).collect();
-    let until_the_last_of_a = names.iter().rposition(|name| *name == "a").unwrap();
-    let without_a_name = names[1..until_the_last_of_a]
-        .iter()
-        .filter(|name| name.is_empty());
-    assert!(without_a_name.count() <= 1, "{names:?}");
+    assert_a_goes_first(&server.begun()[1..]);
 }
 
 /// What was had long ago, when nobody counted, is not taken for what was had lately.
