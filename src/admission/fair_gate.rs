@@ -446,7 +446,7 @@ impl FairGate {
         let mut state = self.lock();
         let turn = state.turns.iter().position(|turn| turn.ticket == *ticket);
         let Turn { mut charge, .. } = state.turns.swap_remove(turn.expect("it is its turn"));
-        let begun = if state.queue.yields(&charge, now) {
+        let begun = if state.queue.yields(ticket, &charge, now) {
             state.queue.put_back(ticket, charge);
             Begun::No
         } else {

@@ -20,6 +20,18 @@
 //! nobody has any work left, all clocks count as equal: `V = max(T)`. A tenant without work whose `T ≤ V` can
 //! be forgotten, as it would begin at `V` if it were new.
 //!
+//! **Newcomers keep pace with the service.** While every request is the first of its tenant, all of them start
+//! at `V`, and `V` stands still. A tenant that was served before would wait behind every new one, for ever, and
+//! could never be forgotten. So a second clock `P` starts at `V` when requests begin to wait, and moves as fast
+//! as the competing tenants are served together: by `used / Σw` for each request that ends, over all tenants that
+//! have a request waiting or running. A newcomer begins at `P` if that is ahead of `V`, but at most one request
+//! of its own later than `V`: `T = max(T, V, min(P, V + e/w))`. The bound above holds for any such start: the
+//! difference between two tenants moves within the same limits and only starts elsewhere in them.
+//!
+//! **Equal tags go by arrival.** No request starts before one that arrived earlier and whose tag is not above
+//! its own. A request that ends moves its tenant's tag by one more [`STEP`], so of two tenants that have had the
+//! same service, the one with fewer requests is first.
+//!
 //! **What is not known is guessed, and settled later.** How long a request takes is known when it is done.
 //! When it is next its tenant is charged an estimate, `T += e·cost/w`, and in the end the
 //! difference: `T += (actual − e)·cost/w`, with the weight of then. What is ordered is start tags, which do
@@ -92,17 +104,22 @@ pub(crate) struct FairQueue<T> {
     /// The tag whose key is 0.
     origin: u128,
     tenants: Vec<Tenant>,
-    /// Tenants whose head may be next, by start tag or less: what a tag has risen by since is counted when its
+    /// Tenants whose head may be next. Keys are lower bounds: what a key has risen by since is counted when its
     /// tenant is on top.
-    ready: Heap<u64>,
+    ready: Heap<Key>,
     /// Tenants by how many waiters they have for their weight, or more: they are counted anew when their tenant
     /// is on top.
     backlogs: Heap<Reverse<u64>>,
     /// Those that wait, and those whose turn it is.
     slots: Slab<Waiter<T>>,
     waiters: u64,
-    /// The weights of those that have waiters.
+    /// The weights of the tenants that have waiters.
     weight_waiting: u64,
+    /// The weights of the tenants that have requests, waiting or running.
+    weight_active: u64,
+    /// Where virtual time would be if the service of all competing tenants together had moved it since requests
+    /// began to wait.
+    pace: u128,
     free_tenants: Vec<u32>,
 }
 
@@ -125,6 +142,14 @@ struct Tenant {
     begun: Begun,
 }
 
+impl Tenant {
+    /// Whether it has requests, waiting or running.
+    #[inline]
+    fn is_active(&self) -> bool {
+        self.waiting > 0 || self.running > 0
+    }
+}
+
 /// Sums over those requests of a tenant that have begun.
 #[derive(Debug, Default)]
 struct Begun {
@@ -134,8 +159,17 @@ struct Begun {
     paid: u128,
 }
 
+/// Orders requests: by start tag, and by arrival if those are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    /// In steps, see [`STEP`].
+    start: u64,
+    arrival: u64,
+}
+
 #[derive(Debug)]
 struct Waiter<T> {
+    /// The order of arrival.
     number: u64,
     since: u64,
     with: T,
@@ -237,6 +271,8 @@ impl<T> FairQueue<T> {
             waiting: 0,
             running: 0,
             weight_waiting: 0,
+            weight_active: 0,
+            pace: 0,
             estimate: 0,
             max_running: u32::MAX,
         }
@@ -273,7 +309,7 @@ impl<T> FairQueue<T> {
         let idle = &self.tenants[tenant as usize];
         let lossless = idle.waiting == 0
             && idle.running == 0
-            && idle.tag <= self.virtual_time.saturating_add(FORGIVEN);
+            && idle.tag <= self.entry(tenant).saturating_add(FORGIVEN);
         if lossless {
             self.recount_backlog(tenant);
             self.free_tenants.push(tenant);
@@ -284,9 +320,12 @@ impl<T> FairQueue<T> {
     /// Changes what a tenant is charged from now on. What was charged stays.
     pub(crate) fn set_weight(&mut self, id: u32, weight: u32) {
         let tenant = &mut self.tenants[id as usize];
+        let (before, after) = (u64::from(tenant.weight), u64::from(weight));
         if tenant.waiting > 0 {
-            self.weight_waiting -= u64::from(tenant.weight);
-            self.weight_waiting += u64::from(weight);
+            self.weight_waiting = self.weight_waiting - before + after;
+        }
+        if tenant.is_active() {
+            self.weight_active = self.weight_active - before + after;
         }
         (tenant.weight, tenant.price) = (weight, price(weight));
         self.recount_backlog(id);
@@ -415,8 +454,7 @@ impl<T> FairQueue<T> {
         if previous == NIL {
             self.catch_up(id);
             if self.may_run(id) {
-                self.ready
-                    .insert(id, self.key(self.tenants[id as usize].tag));
+                self.ready.insert(id, self.head_key(id));
             }
         }
         Ticket { number, slot }
@@ -433,20 +471,23 @@ impl<T> FairQueue<T> {
         self.unlink(id, NIL, next);
         let charge = self.charge(id, cost);
         match self.is_ready(id) {
-            true => (self.ready).set_top(self.key(self.tenants[id as usize].tag)),
+            true => self.ready.set_top(self.head_key(id)),
             false => self.ready.remove_top(),
         }
         Some((Ticket { number, slot }, charge))
     }
 
     /// Whether it is no longer the turn of a request whose turn it was, by what was settled since.
-    pub(crate) fn yields(&mut self, charge: &Charge, now: u64) -> bool {
+    pub(crate) fn yields(&mut self, ticket: &Ticket, charge: &Charge, now: u64) -> bool {
         let tag = self.tenants[charge.tenant as usize].tag;
         let start = tag.saturating_sub(charge.amount());
-        let start = self.key(start.saturating_add(self.overrun(charge.tenant, now)));
+        let own = Key {
+            start: self.steps(start.saturating_add(self.overrun(charge.tenant, now))),
+            arrival: ticket.number,
+        };
         // Where it is not certain whose turn it is, it may as well be this one's.
         self.fairest(now)
-            .is_some_and(|(_, top, certain)| certain && top < start)
+            .is_some_and(|(_, top, certain)| certain && top < own)
     }
 
     /// Lets a request whose turn it was wait again, ahead of its tenant's others.
@@ -478,6 +519,10 @@ impl<T> FairQueue<T> {
         if start > self.virtual_time {
             self.set_virtual_time(start);
         }
+        // What it was charged counts against what its tenant's other requests are over by.
+        if self.is_ready(charge.tenant) {
+            self.reorder(charge.tenant);
+        }
         (waiter.since, waiter.with)
     }
 
@@ -498,6 +543,10 @@ impl<T> FairQueue<T> {
         let tenant = &mut self.tenants[charge.tenant as usize];
         learn(&mut tenant.estimate, took);
         learn(&mut self.estimate, took);
+        if self.waiting > 0 {
+            self.keep_pace(used);
+        }
+        self.step(charge.tenant);
         self.settle(charge, used);
         used
     }
@@ -518,7 +567,8 @@ impl<T> FairQueue<T> {
         self.settle(charge, 0);
     }
 
-    /// The smallest there is: of two that are equal, it was this one's turn and is the other's.
+    /// Moves a tenant that had its turn behind those with the same tag, by the smallest step that is counted.
+    #[inline]
     fn step(&mut self, id: u32) {
         let tag = &mut self.tenants[id as usize].tag;
         *tag = tag.saturating_add(1 << STEP);
@@ -582,16 +632,20 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// The tenant that is next, the key of its start tag, and whether that is certain.
-    fn fairest(&mut self, now: u64) -> Option<(u32, u64, bool)> {
+    /// The tenant that is next, the key of its head, and whether that is certain.
+    fn fairest(&mut self, now: u64) -> Option<(u32, Key, bool)> {
         for _ in 0..LOOKS {
             let (id, known) = self.ready.top()?;
-            let tag = self.tenants[id as usize].tag;
-            let start = self.key(tag.saturating_add(self.overrun(id, now)));
-            if start <= known {
+            let overrun = self.overrun(id, now);
+            let Tenant { tag, head, .. } = self.tenants[id as usize];
+            let key = Key {
+                start: self.steps(tag.saturating_add(overrun)),
+                arrival: self.slots[head].number,
+            };
+            if key <= known {
                 return Some((id, known, true));
             }
-            self.ready.set(id, start);
+            self.ready.set(id, key);
         }
         self.ready.top().map(|(id, key)| (id, key, false))
     }
@@ -608,21 +662,48 @@ impl<T> FairQueue<T> {
         tenant.tag.saturating_sub(charge.amount())
     }
 
+    /// Requests wait, and one that ended has used that much service.
+    #[inline(never)]
+    fn keep_pace(&mut self, used: u64) {
+        // The tenant of the request that ended is one of them.
+        let step = u128::from(used) * u128::from(ONE / self.weight_active.max(1));
+        self.pace = self.pace.saturating_add(step);
+    }
+
+    /// The tag at which a tenant that did not compete begins: where the others are.
+    #[inline]
+    fn entry(&self, id: u32) -> u128 {
+        if self.waiting == 0 || self.pace <= self.virtual_time {
+            return self.virtual_time;
+        }
+        let tenant = &self.tenants[id as usize];
+        let one_request = u128::from(self.expected(tenant)) * u128::from(tenant.price);
+        self.pace.min(self.virtual_time.saturating_add(one_request))
+    }
+
     /// A tenant that did not compete begins where the others are.
     fn catch_up(&mut self, id: u32) {
+        let entry = self.entry(id);
+        self.latest = self.latest.max(entry);
         let tag = &mut self.tenants[id as usize].tag;
-        *tag = self.virtual_time.max(*tag);
+        *tag = entry.max(*tag);
+    }
+
+    /// The service time that is expected of a tenant's request.
+    #[inline]
+    fn expected(&self, tenant: &Tenant) -> u64 {
+        match tenant.estimate {
+            0 => self.estimate,
+            known => known,
+        }
     }
 
     /// Charges for a request whose turn it is.
     fn charge(&mut self, id: u32, cost: NonZeroU32) -> Charge {
         self.running += 1;
+        let expected = self.expected(&self.tenants[id as usize]);
+        let paid = expected.max(1).saturating_mul(cost.get().into());
         let tenant = &mut self.tenants[id as usize];
-        let estimate = match tenant.estimate {
-            0 => self.estimate,
-            known => known,
-        };
-        let paid = estimate.max(1).saturating_mul(cost.get().into());
         let charge = Charge {
             tenant: id,
             cost,
@@ -631,6 +712,9 @@ impl<T> FairQueue<T> {
             begun: None,
         };
         tenant.tag = tenant.tag.saturating_add(charge.amount());
+        if !tenant.is_active() {
+            self.weight_active += u64::from(tenant.weight);
+        }
         tenant.running += 1;
         charge
     }
@@ -657,6 +741,9 @@ impl<T> FairQueue<T> {
         }
         let was_held_back = tenant.running == self.max_running;
         tenant.running -= 1;
+        if !tenant.is_active() {
+            self.weight_active -= u64::from(tenant.weight);
+        }
         self.running -= 1;
         self.note_idle();
         if was_held_back {
@@ -699,7 +786,7 @@ impl<T> FairQueue<T> {
         if !self.is_ready(id) {
             return self.ready.remove(id);
         }
-        let key = self.key(self.tenants[id as usize].tag);
+        let key = self.head_key(id);
         if self.ready.key(id).is_none_or(|known| known > key) {
             self.ready.set(id, key);
         }
@@ -722,10 +809,16 @@ impl<T> FairQueue<T> {
         waiter
     }
 
-    /// One more waits for this tenant.
+    /// One more request of this tenant waits.
     fn note_waiter(&mut self, id: u32) {
+        if self.waiting == 0 {
+            self.pace = self.virtual_time;
+        }
         self.waiting += 1;
         let tenant = &mut self.tenants[id as usize];
+        if !tenant.is_active() {
+            self.weight_active += u64::from(tenant.weight);
+        }
         tenant.waiting += 1;
         if tenant.waiting == 1 {
             self.weight_waiting += u64::from(tenant.weight);
@@ -758,12 +851,21 @@ impl<T> FairQueue<T> {
     fn move_origin(&mut self) {
         self.origin = self.virtual_time;
         let mut ready = mem::replace(&mut self.ready, Heap::new());
-        ready.rekey(|id| self.key(self.tenants[id as usize].tag));
+        ready.rekey(|id| self.head_key(id));
         self.ready = ready;
     }
 
+    /// The key of a tenant's first waiter, without what its running requests are over by.
+    fn head_key(&self, id: u32) -> Key {
+        let Tenant { tag, head, .. } = self.tenants[id as usize];
+        Key {
+            start: self.steps(tag),
+            arrival: self.slots[head].number,
+        }
+    }
+
     /// The steps of a tag.
-    fn key(&self, tag: u128) -> u64 {
+    fn steps(&self, tag: u128) -> u64 {
         let steps = tag.saturating_sub(self.origin) >> STEP;
         u64::try_from(steps).unwrap_or(u64::MAX)
     }
@@ -782,6 +884,9 @@ impl<T> FairQueue<T> {
         tenant.waiting -= 1;
         if tenant.waiting == 0 {
             self.weight_waiting -= u64::from(tenant.weight);
+        }
+        if !tenant.is_active() {
+            self.weight_active -= u64::from(tenant.weight);
         }
         if previous != NIL {
             self.slots[previous].next = next;

@@ -240,3 +240,51 @@ async fn a_cap_that_is_raised_wakes_those_it_held_back() {
     tasks.join_all().await;
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
+
+/// The longest that one of fifty clients waited: two seats, 4 ms a request, each client sends 40 one after another, and
+/// each request is of the tenant that `tenant` names.
+async fn longest_wait(config: WfqConfig, tenant: fn(u32) -> String) -> (Duration, wfq::Snapshot) {
+    let fair = WfqLayer::new(config, move |number: &u32| Some(tenant(*number)));
+    let handle = fair.handle();
+    let service = ServiceBuilder::new()
+        .layer(fair)
+        .layer(ConcurrencyLimitLayer::new(2))
+        .service_fn(|_: u32| async {
+            sleep(4 * MS).await;
+            Ok::<_, BoxError>(())
+        });
+    let mut clients = JoinSet::new();
+    for client in 0..50 {
+        let service = service.clone();
+        clients.spawn(async move {
+            let mut longest = Duration::ZERO;
+            for number in 0..40 {
+                let begun = now();
+                boxed(service.clone().oneshot(client * 1000 + number))
+                    .await
+                    .unwrap();
+                longest = longest.max(begun.elapsed());
+            }
+            longest
+        });
+    }
+    let longest = clients.join_all().await.into_iter().max().unwrap();
+    (longest, handle.snapshot())
+}
+
+/// Fifty that take turns on two seats wait for 25 of 4 ms, whoever they are.
+#[tokio::test(start_paused = true)]
+async fn tenants_that_come_once_wait_no_longer_than_one_tenant_would() {
+    let (one, _) = longest_wait(WfqConfig::default(), |_| "one".into()).await;
+    let (each, _) = longest_wait(WfqConfig::default(), |number| number.to_string()).await;
+    assert!(one <= 104 * MS && each <= 104 * MS, "{one:?} and {each:?}");
+}
+
+/// Although the queue is never empty and no tenant comes twice, there is room for new ones.
+#[tokio::test(start_paused = true)]
+async fn tenants_that_came_once_make_room_for_new_ones() {
+    let config = WfqConfig::default().max_tenants(200);
+    let (longest, snapshot) = longest_wait(config, |number| number.to_string()).await;
+    assert_eq!((snapshot.served, snapshot.overflowed), (2000, 0));
+    assert!(longest <= 104 * MS, "{longest:?}");
+}

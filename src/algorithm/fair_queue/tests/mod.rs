@@ -4,6 +4,7 @@
 mod fairness;
 
 mod bounds;
+mod order;
 mod rules;
 
 use std::{cmp::Reverse, collections::BinaryHeap, num::NonZeroU32};
@@ -81,7 +82,7 @@ impl Server {
                 self.turn = Some((ticket, charge));
                 return;
             }
-            if self.queue.yields(&charge, self.now) {
+            if self.queue.yields(&ticket, &charge, self.now) {
                 self.queue.put_back(&ticket, charge);
                 continue;
             }
