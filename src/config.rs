@@ -108,10 +108,10 @@
 //! | | `min_concurrency` | the processors | 1 to `max_concurrency` |
 //! | | `max_concurrency` | 1000 | at least 1 |
 //! | | `max_sojourn` | no bound | more than 0 |
-//! | [`WfqConfig`], [`WfqLayer`] | `weights` | none | a table of tenants, 1 to 10 000 each; names of 1 to 256 bytes |
+//! | [`WfqConfig`], [`WfqLayer`] | `weights` | none | a table of at most 100 000 tenants, 1 to 10 000 each; names of 1 to 256 bytes |
 //! | | `default_weight` | 1 | 1 to 10 000 |
-//! | | `max_waiting`, `max_wait` | 1024, no bound | |
-//! | | `max_waiting_per_tenant` | 50 (1024 in an edge) | any number |
+//! | | `max_waiting`, `max_wait` | 1024, `"1s"` | |
+//! | | `max_waiting_per_tenant` | as `max_waiting` | any number |
 //! | | `max_tenants` | 10 000 | any number |
 //! | | `max_in_flight_per_tenant` | no bound | at least 1 |
 //! | [`EdgeConfig`], [`Edge`] | `wfq`, `codel`, `adaptive` | as theirs | tables as above |

@@ -22,13 +22,16 @@
 //! | [`AdaptiveConcurrencyLayer`] | [`adaptive`](Edge::adaptive) | finds out how much the service can do |
 //! | [`LoadShedLayer`](crate::LoadShedLayer) | | refuses what the service itself is not ready for |
 //!
+//! A request that waits is served or rejected within a [second](Edge::max_wait), whatever the service does: admission by
+//! age rejects when places get free, and a timer does it where the service hangs.
+//!
 //! The age of a request counts from when it gets here, or from its [`SubmittedAt`](crate::SubmittedAt) if
 //! it has been stamped further out; a stamp of its own would say no more than the fair queue knows.
 //!
 //! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a
 //! request's extensions; those without one are all the same tenant, which is to say that requests wait in
 //! one line. It is for HTTP and gRPC services: responses tell successes from failures by their
-//! [status](crate::ByStatus). Each part has its own documentation; whoever wants another stack puts it
+//! [status](crate::ByStatus). Each part has its own documentation; another stack can be put
 //! together by hand, in [this order](crate#stacking).
 //!
 //! # Errors, cancellation, cloning
@@ -41,6 +44,7 @@ use std::{
     convert::Infallible,
     fmt,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::{Request, Response};
@@ -52,7 +56,7 @@ pub use self::gates::{Gates, GatesFuture, GatesService};
 use crate::{
     AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, Clock, CoDelConfig, CoDelLayer,
     ConfigError, Hold, OverloadResponseLayer, Permit, ShadowLayer, UntilBodyEnd, UntilResponse,
-    WfqConfig, WfqLayer, adaptive_concurrency, codel,
+    WfqLayer, adaptive_concurrency, codel,
     config::EdgeConfig,
     hold::HoldKind,
     respond::{Caller, OverloadBody, OverloadResponseFuture},
@@ -87,33 +91,51 @@ pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
 }
 
 impl<E> Edge<E> {
-    /// Finds tenants this way, see [`ExtractTenant`], all of the same weight.
+    /// Finds tenants this way, see [`ExtractTenant`]. Weights and bounds stay as they are.
     pub fn tenant<E2>(self, extract: E2) -> Edge<E2> {
-        let config = WfqConfig::default().clock(self.clock());
-        self.wfq(WfqLayer::new(config, extract))
+        let wfq = self.gates.parts().wfq.extract(extract);
+        self.wfq(wfq)
     }
 
-    /// With what this config says: all parts that there are by now are changed, so it comes after the tenants.
+    /// No request waits longer than this; one that has is rejected, by a timer, whatever the service does. The default
+    /// is one second; `None` turns it off.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_backpressure::edge;
+    ///
+    /// let patient = edge().max_wait(Duration::from_secs(5));
+    /// # let _ = patient;
+    /// ```
+    pub fn max_wait(self, max_wait: impl Into<Option<Duration>>) -> Self {
+        self.gates
+            .parts()
+            .wfq
+            .handle()
+            .set_max_wait(max_wait.into());
+        self
+    }
+
+    /// With what this config says. All parts that there are by now are changed.
     ///
     /// ```
     /// use http::Request;
     /// use tower_backpressure::{config::EdgeConfig, edge};
     ///
     /// # fn main() -> Result<(), tower_backpressure::ConfigError> {
-    /// let tenant = |request: &Request<()>| request.extensions().get::<String>().cloned();
+    /// let customer = |request: &Request<()>| request.extensions().get::<String>().cloned();
+    /// let gold = ["acme", "initech"]; // customers that pay for ten times the share of others
     /// let mut config = EdgeConfig::default();
-    /// config.wfq = config.wfq.weight("gold", 10).max_waiting_per_tenant(50);
-    /// let stack = edge().tenant(tenant).configured(&config)?;
+    /// config.wfq = (config.wfq)
+    ///     .weight_of(move |customer| if gold.contains(&customer) { 10 } else { 1 });
+    /// let stack = edge().tenant(customer).configured(&config)?;
     /// # let _ = stack;
     /// # Ok(())
     /// # }
     /// ```
     ///
-    /// The default is that of a stack without tenants, of which one may have all 1024 that wait. With tenants, say
-    /// how many one of them may have: `config.wfq.max_waiting_per_tenant(50)`.
-    ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a field's value is not allowed.
     pub fn configured(self, config: &EdgeConfig) -> Result<Self, ConfigError> {
         config.check()?;
         (self.gates.parts().adaptive).start_over(&config.adaptive)?;

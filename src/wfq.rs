@@ -8,7 +8,9 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), BoxError> {
-//! let config = WfqConfig::default().weight("gold", 10); // all others have weight 1
+//! let gold = ["acme", "initech"]; // customers that pay for ten times the share of others
+//! let config = WfqConfig::default()
+//!     .weight_of(move |customer| if gold.contains(&customer) { 10 } else { 1 });
 //! let fair = WfqLayer::new(config, |request: &Request| Some(request.customer));
 //! let handle = fair.handle();
 //!
@@ -17,8 +19,9 @@
 //!     .layer(ConcurrencyLimitLayer::new(8)) // what there is to be shared
 //!     .service(service_fn(|_: Request| async { Ok::<_, BoxError>("served") }));
 //!
-//! assert_eq!(service.ready().await?.call(Request { customer: "gold" }).await?, "served");
-//! assert_eq!(handle.tenant("gold").unwrap().served, 1);
+//! assert_eq!(service.ready().await?.call(Request { customer: "acme" }).await?, "served");
+//! let acme = handle.tenant("acme").unwrap();
+//! assert_eq!((acme.served, acme.weight), (1, 10));
 //! # Ok(())
 //! # }
 //! ```
@@ -49,7 +52,7 @@
 //!   than 256 bytes.
 //! - **Memory is bounded.** At most [`max_tenants`](WfqConfig::max_tenants) are remembered. One that has no
 //!   requests, and is not ahead of the others, can be forgotten without loss, and is, when there is no room.
-//!   Where nobody can be, tenants that are new share [`Tenant::Overflow`].
+//!   Where nobody can be, tenants that are new share [`Tenant::Overflow`]. Weights given by name are bounded, too.
 //!
 //! The layers inside can ask how long a request has waited, and how long others have: [`Waited`].
 //!
@@ -96,9 +99,12 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub(crate) use self::response::{Place, Running};
 #[cfg(feature = "spiffe")]
 pub use self::spiffe::{FromSpiffe, spiffe_id};
+pub(crate) use self::{
+    config::WeightOf,
+    response::{Place, Running},
+};
 pub use self::{
     config::WfqConfig,
     extract::{
@@ -136,21 +142,16 @@ impl<E> WfqLayer<E> {
     /// A queue with these weights and bounds, for everything that is made from this value. `extract` is an
     /// [`ExtractTenant`], such as a `|request: &Request| Some(request.customer)`.
     pub fn new(config: WfqConfig, extract: E) -> Self {
-        let gate = FairGate::new(
-            config.weights,
-            config.default_weight,
-            config.max_tenants,
-            config.clock.unwrap_or_default(),
-        );
-        gate.bounds.set_max_waiting(config.max_waiting);
-        gate.bounds.set_max_wait(config.max_wait);
-        gate.set_max_waiting_per_tenant(config.max_waiting_per_tenant);
-        gate.set_max_in_flight_per_tenant(config.max_in_flight_per_tenant);
-        Self::with(Arc::new(gate), extract)
+        Self::with(Arc::new(FairGate::new(config)), extract)
     }
 }
 
 impl<E, H> WfqLayer<E, H> {
+    /// The same queue, with tenants that are found in another way.
+    pub(crate) fn extract<E2>(&self, extract: E2) -> WfqLayer<E2, H> {
+        WfqLayer::with(Arc::clone(&self.fair.gate), extract)
+    }
+
     fn with(gate: Arc<FairGate>, extract: E) -> Self {
         Self {
             fair: Arc::new(Fair { gate, extract }),
@@ -300,8 +301,8 @@ impl<S: Clone, E, H> Clone for Wfq<S, E, H> {
 ///
 /// # fn main() -> Result<(), tower_backpressure::ConfigError> {
 /// let handle = WfqLayer::new(WfqConfig::default(), |_: &()| Some("someone")).handle();
-/// handle.set_weight("gold", 20)?; // from now on
-/// assert!(handle.set_weight("gold", 0).is_err()); // and stays at 20
+/// handle.set_weight("acme", 20)?; // from now on
+/// assert!(handle.set_weight("acme", 0).is_err()); // and stays at 20
 /// for tenant in handle.tenants() {
 ///     println!("{}: {} waiting, {:.0} %", tenant.tenant, tenant.waiting, 100.0 * tenant.share);
 /// }
@@ -324,24 +325,16 @@ impl Handle {
         self.gate.snapshot()
     }
 
-    /// Changes everything but the clock to what this config says. A tenant that it does not name has the
-    /// default weight, even if it was given another by hand. Tenants that are remembered are not forgotten
-    /// before others come.
+    /// Changes everything but the clock to what this config says. A tenant that it does not name has the weight that
+    /// [`weight_of`](WfqConfig::weight_of) gives, or else the default weight, even if it was given another by hand. A
+    /// config without a `weight_of` leaves that as it is. Tenants that are remembered are not forgotten before
+    /// others come.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a field's value is not allowed; nothing changes.
     pub fn apply(&self, config: &WfqConfig) -> Result<(), ConfigError> {
         config.check()?;
-        let gate = &self.gate;
-        gate.bounds.set_max_waiting(config.max_waiting);
-        gate.bounds.set_max_wait(config.max_wait);
-        gate.set_max_waiting_per_tenant(config.max_waiting_per_tenant);
-        gate.set(
-            &config.weights,
-            config.default_weight,
-            config.max_tenants,
-            config.max_in_flight_per_tenant,
-        );
+        self.gate.set(config);
         Ok(())
     }
 
@@ -356,12 +349,20 @@ impl Handle {
         self.gate.tenant(&tenant.into())
     }
 
-    /// Changes a tenant's weight, whether or not it is known yet. What it was charged already stays.
+    /// Changes a tenant's weight, whether or not it is known yet. What it was charged already stays. For weights by
+    /// plan, or for more than a few tenants, see [`WfqConfig::weight_of`].
     ///
     /// # Errors
-    /// If the weight is not from 1 to 10 000, or the name is empty or longer than 256 bytes; nothing changes.
+    /// If the weight is not from 1 to 10 000, the name is empty or longer than 256 bytes, or 100 000 tenants have been
+    /// given a weight by name; nothing changes.
     pub fn set_weight(&self, tenant: &str, weight: u32) -> Result<(), ConfigError> {
         self.gate.set_weight(tenant, weight)
+    }
+
+    /// Calls [`WfqConfig::weight_of`] again for all tenants that are remembered, such as after customers have changed
+    /// their plans. Does nothing if there is none.
+    pub fn refresh_weights(&self) {
+        self.gate.refresh_weights();
     }
 
     /// Changes the weight of all tenants that have none of their own. It goes through all of them.
@@ -379,7 +380,7 @@ impl Handle {
 
     /// Changes how many requests of one tenant may wait. Those that wait already may stay.
     pub fn set_max_waiting_per_tenant(&self, max_waiting: usize) {
-        self.gate.set_max_waiting_per_tenant(max_waiting);
+        self.gate.set_max_waiting_per_tenant(Some(max_waiting));
     }
 
     /// Changes how long requests may wait that come from now on; `None` is without a bound.

@@ -142,8 +142,13 @@ fn key(job: &Job) -> Option<u32> {
     Some(job.tenant)
 }
 
+/// Requests wait for as long as it takes.
+fn patient() -> WfqConfig {
+    WfqConfig::default().max_wait(None)
+}
+
 fn one_each() -> WfqConfig {
-    WfqConfig::default().max_in_flight_per_tenant(1.try_into().unwrap())
+    patient().max_in_flight_per_tenant(1)
 }
 
 fn breaker() -> CircuitBreakerConfig {
@@ -200,10 +205,7 @@ fn every_layer_that_refuses_decides_on_trial_as_it_does_in_earnest() {
     let refused = compare!(
         traffic,
         ServiceBuilder::new()
-            .layer(WfqLayer::new(
-                WfqConfig::default().max_waiting_per_tenant(1000),
-                tenant
-            ))
+            .layer(WfqLayer::new(patient(), tenant))
             .layer(
                 CoDelLayer::new(CoDelConfig::default().target(5 * SEC).interval(10 * SEC))
                     .submitted_at(|job: &Job| Some(job.submitted))

@@ -40,8 +40,8 @@ use std::{
 
 #[cfg(feature = "serde")]
 pub(crate) use self::tenants::A_WEIGHT;
-pub(crate) use self::tenants::check_weight;
 pub use self::tenants::{Tenant, TenantSnapshot};
+pub(crate) use self::tenants::{check_weight, check_weights};
 use self::{
     calm::{Calm, Counted},
     tenants::{ANONYMOUS, Recent, Tenants},
@@ -55,10 +55,11 @@ use crate::{
     ConfigError, Overloaded, Reason, Waited,
     algorithm::{
         drain_rate::DrainRate,
-        fair_queue::{Charge, FairQueue, Ticket},
+        fair_queue::{Charge, FairQueue, MAX_WEIGHT, Ticket},
     },
     clock::{Clock, Now},
     sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
+    wfq::{WeightOf, WfqConfig},
 };
 
 /// Longest name of a tenant, in bytes.
@@ -234,6 +235,8 @@ pub struct Snapshot {
     pub rejected: Rejected,
     /// How many tenants are remembered, the two shared ones not counted.
     pub tenants: usize,
+    /// How many tenants were given a weight by name. They are remembered whether or not they come.
+    pub weights: usize,
     /// How many requests came from tenants that there was no room to remember, and that had to share
     /// [`Tenant::Overflow`].
     pub overflowed: u64,
@@ -242,35 +245,43 @@ pub struct Snapshot {
 }
 
 impl FairGate {
-    /// The weights have been checked.
-    pub(crate) fn new(
-        weights: impl IntoIterator<Item = (String, u32)>,
-        default_weight: u32,
-        max_tenants: usize,
-        clock: Clock,
-    ) -> Self {
+    /// As the config says, which has been checked.
+    pub(crate) fn new(config: WfqConfig) -> Self {
         let fingerprints = Fingerprints::new();
-        let weights = (weights.into_iter())
-            .map(|(name, weight)| (fingerprints.of(name.as_str()), weight))
+        let weights = (config.weights.iter())
+            .map(|(name, weight)| (fingerprints.of(name.as_str()), *weight))
             .collect();
         let mut queue = FairQueue::new();
-        let tenants = Tenants::new(weights, default_weight, max_tenants, &mut queue);
+        queue.set_max_running(max_running(config.max_in_flight_per_tenant));
+        let tenants = Tenants::new(
+            weights,
+            config.weight_of,
+            config.default_weight,
+            config.max_tenants,
+            &mut queue,
+        );
+        let bounds = Bounds::new("wfq");
+        bounds.set_max_waiting(config.max_waiting);
+        bounds.set_max_wait(config.max_wait);
+        let state = State {
+            tenants,
+            queue,
+            turns: Vec::new(),
+            drain: DrainRate::default(),
+            served: 0,
+            recent: Recent::default(),
+            refused: 0,
+            counted: Counted::default(),
+        };
         Self {
-            state: Mutex::new(State {
-                tenants,
-                queue,
-                turns: Vec::new(),
-                drain: DrainRate::default(),
-                served: 0,
-                recent: Recent::default(),
-                refused: 0,
-                counted: Counted::default(),
-            }),
-            calm: Calm::new(),
+            calm: Calm::new(state.is_calm()),
+            state: Mutex::new(state),
             fingerprints,
-            clock,
-            bounds: Bounds::new("wfq"),
-            max_waiting_per_tenant: AtomicUsize::new(50),
+            clock: config.clock.unwrap_or_default(),
+            bounds,
+            max_waiting_per_tenant: AtomicUsize::new(
+                config.max_waiting_per_tenant.unwrap_or(usize::MAX),
+            ),
         }
     }
 
@@ -312,8 +323,17 @@ impl FairGate {
     fn ask(&self, name: Option<&str>, cost: NonZeroU32, now: u64) -> Arrived {
         let named = name.and_then(|name| Some((self.key(name)?, name)));
         let mut state = self.lock();
+        let mut weight = None;
+        if let Some((key, name)) = &named {
+            if let Some(weight_of) = state.tenants.must_ask_weight(key) {
+                drop(state);
+                weight = Some(ask_weight(&weight_of, name));
+                drop(weight_of);
+                state = self.lock();
+            }
+        }
         let State { tenants, queue, .. } = &mut *state;
-        let tenant = tenants.attach(queue, named);
+        let tenant = tenants.attach(queue, named, weight);
         let arrival = Arrival {
             tenant,
             cost,
@@ -337,7 +357,7 @@ impl FairGate {
         if charge.is_in_arrears() {
             self.calm.forget();
             let State { tenants, queue, .. } = &mut *state;
-            tenants.attach(queue, None);
+            tenants.attach(queue, None, None);
         } else {
             state.queue.take_back(charge, arrival.virtual_time);
         }
@@ -540,8 +560,19 @@ impl FairGate {
         check_name(tenant)?;
         let key = self.fingerprints.of(tenant);
         let State { tenants, queue, .. } = &mut *self.lock();
-        tenants.set_weight(queue, key, weight);
-        Ok(())
+        tenants.set_weight(queue, key, weight)
+    }
+
+    /// Asks anew for the weights that a function gives.
+    pub(crate) fn refresh_weights(&self) {
+        let Some((weight_of, tenants)) = self.lock().tenants.weights_to_ask() else {
+            return;
+        };
+        let asked = tenants.into_iter();
+        let asked = asked.map(|(key, name)| (key, ask_weight(&weight_of, &name)));
+        let asked = asked.collect();
+        let State { tenants, queue, .. } = &mut *self.lock();
+        tenants.set_asked(queue, asked);
     }
 
     pub(crate) fn set_default_weight(&self, weight: u32) -> Result<(), ConfigError> {
@@ -551,38 +582,43 @@ impl FairGate {
         Ok(())
     }
 
-    /// All at once. What is not among the weights has the default. They have been checked.
-    pub(crate) fn set(
-        &self,
-        weights: &[(String, u32)],
-        default_weight: u32,
-        max_tenants: usize,
-        max_in_flight_per_tenant: Option<NonZeroU32>,
-    ) {
+    /// Changes everything but the clock, and keeps a `weight_of` if the config has none. It has been checked.
+    pub(crate) fn set(&self, config: &WfqConfig) {
+        self.bounds.set_max_waiting(config.max_waiting);
+        self.bounds.set_max_wait(config.max_wait);
+        self.set_max_waiting_per_tenant(config.max_waiting_per_tenant);
         let now = self.clock.nanos();
-        let weights = (weights.iter())
+        let weights = (config.weights.iter())
             .map(|(name, weight)| (self.fingerprints.of(name.as_str()), *weight))
             .collect();
         let mut state = self.lock();
         let State { tenants, queue, .. } = &mut *state;
-        tenants.set(queue, weights, default_weight, max_tenants);
-        queue.set_max_running(max_in_flight_per_tenant.map_or(u32::MAX, NonZeroU32::get));
+        let replaced = tenants.set(
+            queue,
+            weights,
+            config.weight_of.clone(),
+            config.default_weight,
+            config.max_tenants,
+        );
+        queue.set_max_running(max_running(config.max_in_flight_per_tenant));
         let granted = state.pass_on(now);
         drop(state);
+        drop(replaced);
         Wakes::of(granted).wake();
+        self.refresh_weights();
     }
 
-    pub(crate) fn set_max_waiting_per_tenant(&self, max_waiting: usize) {
-        self.max_waiting_per_tenant.store(max_waiting, Relaxed);
+    /// `None` is as many as may wait at all.
+    pub(crate) fn set_max_waiting_per_tenant(&self, max_waiting: Option<usize>) {
+        self.max_waiting_per_tenant
+            .store(max_waiting.unwrap_or(usize::MAX), Relaxed);
     }
 
     /// `None` is as many as there are.
     pub(crate) fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
         let now = self.clock.nanos();
         let mut state = self.lock();
-        state
-            .queue
-            .set_max_running(max.map_or(u32::MAX, NonZeroU32::get));
+        state.queue.set_max_running(max_running(max));
         let granted = state.pass_on(now);
         drop(state);
         Wakes::of(granted).wake();
@@ -602,6 +638,7 @@ impl FairGate {
             refused: state.refused,
             rejected: self.bounds.rejected(),
             tenants: state.tenants.tracked(),
+            weights: state.tenants.weights(),
             overflowed: state.tenants.overflowed(),
             waits: self.bounds.waits.snapshot(),
         }
@@ -667,6 +704,15 @@ impl FairGate {
         let retry_after = state.drain.wait(now, served, ahead);
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
     }
+}
+
+fn max_running(max_in_flight_per_tenant: Option<NonZeroU32>) -> u32 {
+    max_in_flight_per_tenant.map_or(u32::MAX, NonZeroU32::get)
+}
+
+/// Not under the lock: it is foreign.
+fn ask_weight(weight_of: &WeightOf, name: &str) -> u32 {
+    weight_of(name).clamp(1, MAX_WEIGHT)
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {

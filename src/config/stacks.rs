@@ -21,11 +21,10 @@ pub struct EdgeConfig {
 }
 
 impl Default for EdgeConfig {
-    /// As [`edge()`](fn@crate::edge). One tenant may have all 1024 that wait: where nobody says who the
-    /// tenants are, there is one. **Where somebody does, set `max_waiting_per_tenant`**: 50, for instance.
+    /// As [`edge()`](fn@crate::edge).
     fn default() -> Self {
         Self {
-            wfq: WfqConfig::default().max_waiting_per_tenant(1024),
+            wfq: WfqConfig::default(),
             codel: CoDelConfig::default(),
             adaptive: AdaptiveConcurrencyConfig::default(),
         }

@@ -49,7 +49,7 @@ where
 /// use tower_backpressure::wfq::TenantId;
 ///
 /// let mut request = http::Request::new(());
-/// request.extensions_mut().insert(TenantId::new("gold"));
+/// request.extensions_mut().insert(TenantId::new("acme"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TenantId(std::sync::Arc<str>);
@@ -125,11 +125,11 @@ pub struct Head<'a> {
 /// use tower_backpressure::{WfqConfig, WfqLayer, wfq};
 ///
 /// #[derive(Clone)]
-/// struct User { plan: String } // put into the extensions by the layer that checks who it is
+/// struct User { customer: String } // put into the extensions by the layer that checks who it is
 ///
 /// let layer = WfqLayer::new(
-///     WfqConfig::default().weight("paid", 10),
-///     wfq::from_head(|head| Some(&head.extensions.get::<User>()?.plan)),
+///     WfqConfig::default().weight("acme", 10),
+///     wfq::from_head(|head| Some(&head.extensions.get::<User>()?.customer)),
 /// );
 /// # let _ = layer;
 /// ```

@@ -21,11 +21,9 @@ fn nanos(nanos: u64) -> Duration {
     Duration::from_nanos(nanos)
 }
 
-/// Many more than wait here.
+/// Many more than wait here, for as long as it takes.
 fn roomy() -> WfqConfig {
-    WfqConfig::default()
-        .max_waiting(10_000)
-        .max_waiting_per_tenant(10_000)
+    WfqConfig::default().max_waiting(10_000).max_wait(None)
 }
 
 /// A client's thread: it sends a request, waits for the response, thinks, and sends the next.

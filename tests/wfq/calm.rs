@@ -148,7 +148,7 @@ async fn once_there_are_tenants_all_are_asked() {
 /// It had ten seconds of the only seat, of which nine while somebody waited for it.
 #[tokio::test(start_paused = true)]
 async fn who_began_before_there_were_others_pays_when_it_is_done() {
-    let server = Server::new(1, WfqConfig::default());
+    let server = Server::new(1, patient());
     let first = server.pending("", 0);
     sleep(Duration::from_secs(1)).await;
     let mut others = JoinSet::new();

@@ -37,6 +37,11 @@ fn tenant(request: &Request) -> Option<&'static str> {
     Some(request.0).filter(|name| !name.is_empty())
 }
 
+/// Requests wait for as long as it takes.
+fn patient() -> WfqConfig {
+    WfqConfig::default().max_wait(None)
+}
+
 /// A fair queue over some seats, in front of requests that take until they are let go.
 struct Server {
     handle: Handle,

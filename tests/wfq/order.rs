@@ -57,7 +57,7 @@ async fn handlers_that_never_return_do_not_stop_others_while_there_is_capacity()
         Ok::<_, BoxError>(request.1)
     };
     // Seats that are free are given to whoever wants them, so there has to be a bound.
-    let fair = WfqLayer::new(WfqConfig::default().max_in_flight_per_tenant(3), tenant);
+    let fair = WfqLayer::new(patient().max_in_flight_per_tenant(3), tenant);
     let handle = fair.handle();
     let service = ServiceBuilder::new()
         .layer(fair)

@@ -258,3 +258,124 @@ async fn one_that_cannot_be_forgotten_is_not_in_the_way_of_another() {
     assert_eq!(server.handle.snapshot().overflowed, 0);
     assert!(server.handle.tenant("ahead").is_some() && server.handle.tenant("idle").is_none());
 }
+
+/// The weight of a tenant that has a request, or else had one.
+fn weight(server: &Server, tenant: &'static str) -> u32 {
+    let _gone = poll(&mut server.send(tenant, 0)); // it came
+    server.handle.tenant(tenant).expect("it came").weight
+}
+
+#[tokio::test(start_paused = true)]
+async fn weights_by_name_are_bounded_and_counted() {
+    let server = Server::new(1, WfqConfig::default());
+    for i in 0..100_000 {
+        server.handle.set_weight(&format!("tenant-{i}"), 2).unwrap();
+    }
+    let error = server.handle.set_weight("one-more", 2).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "weights must be given to at most 100 000 tenants by name; use weight_of for more"
+    );
+    server.handle.set_weight("tenant-7", 9).unwrap(); // those that have one can be changed
+    let snapshot = server.handle.snapshot();
+    assert_eq!((snapshot.weights, snapshot.tenants), (100_000, 0));
+    server.handle.apply(&WfqConfig::default()).unwrap();
+    assert_eq!(server.handle.snapshot().weights, 0);
+
+    let too_many = (0..100_001).fold(WfqConfig::default(), |config, i| {
+        config.weight(i.to_string(), 2)
+    });
+    assert_eq!(too_many.check().unwrap_err(), error);
+    assert_eq!(server.handle.apply(&too_many).unwrap_err(), error);
+}
+
+#[tokio::test(start_paused = true)]
+async fn weight_of_gives_the_weights_of_all_that_have_none_by_name() {
+    let gold = Arc::new(Mutex::new(vec!["acme"]));
+    let weight_of = {
+        let gold = Arc::clone(&gold);
+        move |customer: &str| {
+            if gold.lock().unwrap().contains(&customer) {
+                10
+            } else {
+                2
+            }
+        }
+    };
+    let config = WfqConfig::default().weight("named", 5).weight_of(weight_of);
+    let server = Server::new(1, config);
+    let weights = || ["acme", "initech", "named"].map(|tenant| weight(&server, tenant));
+    assert_eq!(weights(), [10, 2, 5]);
+
+    // A customer that changes its plan.
+    gold.lock().unwrap().push("initech");
+    assert_eq!(weights(), [10, 2, 5], "asked once for each");
+    server.handle.refresh_weights();
+    assert_eq!(weights(), [10, 10, 5]);
+
+    // A config from a file has no function, and the one that there is stays.
+    let from_file = WfqConfig::default().default_weight(3).weight("acme", 7);
+    server.handle.apply(&from_file).unwrap();
+    assert_eq!(weights(), [7, 10, 2]);
+    assert_eq!(server.handle.tenant(Tenant::Anonymous).unwrap().weight, 3);
+    server.handle.set_default_weight(4).unwrap();
+    assert_eq!(weights(), [7, 10, 2]);
+
+    // Another function takes its place.
+    let other = WfqConfig::default().weight_of(|_| 6);
+    server.handle.apply(&other).unwrap();
+    assert_eq!(weights(), [6, 6, 6]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_weight_of_that_is_out_of_range_panics_or_comes_back_does_no_harm() {
+    let handle: Arc<Mutex<Option<Handle>>> = Arc::default();
+    let weight_of = {
+        let handle = Arc::clone(&handle);
+        move |customer: &str| match customer {
+            "none" => 0,
+            "all" => u32::MAX,
+            "comes-back" => {
+                let handle = handle.lock().unwrap().clone().expect("set below");
+                handle.set_weight("other", 3).unwrap();
+                4
+            }
+            _ => panic!("not found"),
+        }
+    };
+    let server = Server::new(1, WfqConfig::default().weight_of(weight_of));
+    *handle.lock().unwrap() = Some(server.handle.clone());
+    let weights = ["none", "all", "comes-back", "other"].map(|tenant| weight(&server, tenant));
+    assert_eq!(weights, [1, 10_000, 4, 3]);
+
+    let panics = std::panic::AssertUnwindSafe(|| weight(&server, "panics"));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    let snapshot = server.handle.snapshot();
+    assert_eq!((snapshot.waiting, snapshot.running), (0, 0));
+    assert!(server.handle.tenant("panics").is_none());
+    server.go.add_permits(1);
+    server.send("all", 7).await.unwrap();
+}
+
+/// Customers of one plan are tenants of their own: one that floods takes nothing from the other.
+#[tokio::test(start_paused = true)]
+async fn customers_of_one_plan_do_not_share_a_queue() {
+    let fair = WfqLayer::new(WfqConfig::default().weight_of(|_| 10), tenant);
+    let handle = fair.handle();
+    let service = ServiceBuilder::new()
+        .layer(fair)
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service_fn(|(_, number): Request| async move {
+            sleep(MS).await;
+            Ok::<_, BoxError>(number)
+        });
+    let mut tasks = JoinSet::new();
+    for number in 0..500 {
+        tasks.spawn(boxed(service.clone().oneshot(("floods", number))));
+    }
+    tokio::task::yield_now().await;
+    let begun = now();
+    boxed(service.clone().oneshot(("quiet", 0))).await.unwrap();
+    assert!(begun.elapsed() <= 3 * MS, "{:?}", begun.elapsed());
+    assert!(handle.tenant("floods").unwrap().waiting > 400);
+}

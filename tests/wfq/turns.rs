@@ -4,7 +4,7 @@ use super::{support::*, *};
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_cancelled_while_it_waits_never_runs() {
-    let server = Server::new(1, WfqConfig::default());
+    let server = Server::new(1, patient());
     let running = server.pending("a", 0);
     let cancelled = server.send("a", 1);
     let begun = now();

@@ -31,9 +31,9 @@ pub(super) struct Counted {
 }
 
 impl Calm {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(calm: bool) -> Self {
         Self {
-            calm: AtomicUsize::new(1),
+            calm: AtomicUsize::new(calm.into()),
             begun: AtomicU64::new(0),
             done: AtomicU64::new(0),
             used: AtomicU64::new(0),

@@ -22,7 +22,7 @@ struct Stack {
 
 impl Stack {
     fn new() -> Self {
-        let fair = FairGate::new([], 1, 10, Clock::stopped());
+        let fair = FairGate::new(WfqConfig::default().clock(Clock::stopped()));
         Self {
             fair: Arc::new(fair),
             seat: Arc::new(Gate::new("seat", 1).expect("one seat")),

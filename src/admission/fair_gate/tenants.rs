@@ -10,7 +10,11 @@ use crate::{
     ConfigError,
     admission::fingerprint::{ByFingerprint, Fingerprint},
     algorithm::fair_queue::{FairQueue, MAX_WEIGHT},
+    wfq::WeightOf,
 };
+
+/// Most tenants that can be given a weight by name: they are remembered whether or not they come.
+const MAX_WEIGHTS: usize = 100_000;
 
 /// So many that were away longest are looked at when there is no room.
 const LOOKS: usize = 8;
@@ -84,6 +88,17 @@ pub(crate) fn check_weight(weight: u32) -> Result<u32, ConfigError> {
     }
 }
 
+/// Whether so many tenants can be given a weight by name.
+pub(crate) fn check_weights(count: usize) -> Result<(), ConfigError> {
+    match count {
+        0..=MAX_WEIGHTS => Ok(()),
+        _ => Err(ConfigError::new(
+            "weights",
+            "given to at most 100 000 tenants by name; use weight_of for more",
+        )),
+    }
+}
+
 pub(super) struct Tenants {
     ids: ByFingerprint<u32>,
     /// By the numbers that the queue gives.
@@ -91,7 +106,10 @@ pub(super) struct Tenants {
     /// Those that have no request, from the one that has been away longest.
     idle_first: u32,
     idle_last: u32,
+    /// Of those that were given one by name.
     weights: ByFingerprint<u32>,
+    /// Gives those of all others with a name, if there is one.
+    weight_of: Option<WeightOf>,
     default_weight: u32,
     max_tenants: usize,
     overflowed: u64,
@@ -116,6 +134,7 @@ struct Record {
 impl Tenants {
     pub(super) fn new(
         weights: ByFingerprint<u32>,
+        weight_of: Option<WeightOf>,
         default_weight: u32,
         max_tenants: usize,
         queue: &mut Queue,
@@ -126,6 +145,7 @@ impl Tenants {
             idle_first: NIL,
             idle_last: NIL,
             weights,
+            weight_of,
             default_weight,
             max_tenants,
             overflowed: 0,
@@ -138,12 +158,26 @@ impl Tenants {
         tenants
     }
 
-    /// The number of a tenant, which it keeps until all that were attached are detached. `None` is the
-    /// anonymous one.
+    /// What gives the weight of a tenant that is to be attached, if it is not known yet. It is foreign, so it is
+    /// called without the lock.
     #[inline]
-    pub(super) fn attach(&mut self, queue: &mut Queue, named: Option<(Fingerprint, &str)>) -> u32 {
+    pub(super) fn must_ask_weight(&self, key: &Fingerprint) -> Option<WeightOf> {
+        let weight_of = self.weight_of.as_ref()?;
+        let known = self.ids.contains_key(key) || self.weights.contains_key(key);
+        (!known).then(|| Arc::clone(weight_of))
+    }
+
+    /// The number of a tenant, which it keeps until all that were attached are detached. `None` is the
+    /// anonymous one. `weight` is what was asked for it, if it was.
+    #[inline]
+    pub(super) fn attach(
+        &mut self,
+        queue: &mut Queue,
+        named: Option<(Fingerprint, &str)>,
+        weight: Option<u32>,
+    ) -> u32 {
         let id = match named {
-            Some((key, name)) => self.find_or_add(queue, key, name),
+            Some((key, name)) => self.find_or_add(queue, key, name, weight),
             None => ANONYMOUS,
         };
         let record = &mut self.records[id as usize];
@@ -164,7 +198,13 @@ impl Tenants {
     }
 
     #[inline(never)]
-    fn find_or_add(&mut self, queue: &mut Queue, key: Fingerprint, name: &str) -> u32 {
+    fn find_or_add(
+        &mut self,
+        queue: &mut Queue,
+        key: Fingerprint,
+        name: &str,
+        asked: Option<u32>,
+    ) -> u32 {
         if let Some(&id) = self.ids.get(&key) {
             return id;
         }
@@ -175,7 +215,7 @@ impl Tenants {
             self.overflowed += 1;
             return OVERFLOW;
         }
-        let weight = self.weights.get(&key).copied();
+        let weight = self.weights.get(&key).copied().or(asked);
         let weight = weight.unwrap_or(self.default_weight);
         let id = self.add(queue, name.into(), Some(key), weight);
         self.ids.insert(key, id);
@@ -256,17 +296,30 @@ impl Tenants {
         }
     }
 
-    pub(super) fn set_weight(&mut self, queue: &mut Queue, key: Fingerprint, weight: u32) {
+    pub(super) fn set_weight(
+        &mut self,
+        queue: &mut Queue,
+        key: Fingerprint,
+        weight: u32,
+    ) -> Result<(), ConfigError> {
+        if !self.weights.contains_key(&key) {
+            check_weights(self.weights.len() + 1)?;
+        }
         self.weights.insert(key, weight);
         if let Some(&id) = self.ids.get(&key) {
             queue.set_weight(id, weight);
         }
+        Ok(())
     }
 
+    /// The weight of the shared tenants, and of all for which there is no other.
     pub(super) fn set_default_weight(&mut self, queue: &mut Queue, weight: u32) {
         self.default_weight = weight;
         for id in [ANONYMOUS, OVERFLOW] {
             queue.set_weight(id, weight);
+        }
+        if self.weight_of.is_some() {
+            return;
         }
         for (key, &id) in &self.ids {
             if !self.weights.contains_key(key) {
@@ -275,14 +328,16 @@ impl Tenants {
         }
     }
 
-    /// What is not among the weights has the default.
+    /// Tenants that are not named here have the default, or what [`set_asked`](Self::set_asked) gives them. A
+    /// `weight_of` that was dropped is returned: it is foreign.
     pub(super) fn set(
         &mut self,
         queue: &mut Queue,
         weights: ByFingerprint<u32>,
+        weight_of: Option<WeightOf>,
         default_weight: u32,
         max_tenants: usize,
-    ) {
+    ) -> Option<WeightOf> {
         self.weights = weights;
         self.max_tenants = max_tenants;
         for (key, weight) in &self.weights {
@@ -290,7 +345,40 @@ impl Tenants {
                 queue.set_weight(id, *weight);
             }
         }
+        let replaced = match weight_of {
+            Some(weight_of) => self.weight_of.replace(weight_of),
+            None => None,
+        };
         self.set_default_weight(queue, default_weight);
+        replaced
+    }
+
+    /// What gives weights by name, and the tenants whose weights it gives.
+    pub(super) fn weights_to_ask(&self) -> Option<(WeightOf, Vec<(Fingerprint, Arc<str>)>)> {
+        let weight_of = Arc::clone(self.weight_of.as_ref()?);
+        let asked = self.ids.iter().filter_map(|(key, &id)| {
+            match (&self.records[id as usize].tenant, self.weights.get(key)) {
+                (Tenant::Named(name), None) => Some((*key, Arc::clone(name))),
+                _ => None,
+            }
+        });
+        Some((weight_of, asked.collect()))
+    }
+
+    /// Gives tenants the weights that were asked for them, if they are still remembered and were given no other
+    /// meanwhile.
+    pub(super) fn set_asked(&self, queue: &mut Queue, asked: Vec<(Fingerprint, u32)>) {
+        for (key, weight) in asked {
+            match self.ids.get(&key) {
+                Some(&id) if !self.weights.contains_key(&key) => queue.set_weight(id, weight),
+                _ => {}
+            }
+        }
+    }
+
+    /// How many tenants were given a weight by name.
+    pub(super) fn weights(&self) -> usize {
+        self.weights.len()
     }
 
     #[inline]

@@ -1,0 +1,108 @@
+//! However the service behaves, a request that waits in `edge()` is answered within a bound.
+
+mod support;
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{Router, body::Body, extract::Path, routing::get};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use support::now;
+use tokio::{task::JoinSet, time::sleep};
+use tower::ServiceExt;
+use tower_backpressure::{Edge, edge};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// `/work/{ms}` takes so many milliseconds. `/stream/{ms}` answers at once with a body that takes them.
+fn routes() -> Router {
+    let millis = |Path(ms): Path<u64>| sleep(Duration::from_millis(ms));
+    let stream = |Path(ms): Path<u64>| async move {
+        Body::from_stream(stream::once(async move {
+            sleep(Duration::from_millis(ms)).await;
+            Ok::<_, Infallible>(Bytes::from("done"))
+        }))
+    };
+    Router::new()
+        .route("/work/{ms}", get(millis))
+        .route("/stream/{ms}", get(stream))
+}
+
+/// Sends a request, reads the answer to its end, and says what it was and how long it took until its head was there.
+async fn send(app: Router, path: &'static str) -> (StatusCode, Duration) {
+    let begun = now();
+    let request = Request::get(path).body(Body::empty()).expect("a request");
+    let Ok(response) = app.oneshot(request).await;
+    let answered = (response.status(), begun.elapsed());
+    response.into_body().collect().await.expect("a body");
+    answered
+}
+
+/// Two requests to `slow` and then three to a handler that takes a millisecond, with two places. Gives the answers to the
+/// three.
+async fn three_behind(app: Router, slow: &'static str) -> Vec<(StatusCode, Duration)> {
+    let mut slow_ones = JoinSet::new();
+    for _ in 0..2 {
+        slow_ones.spawn(send(app.clone(), slow));
+    }
+    sleep(Duration::from_millis(10)).await; // they have their places
+    let mut three = JoinSet::new();
+    for _ in 0..3 {
+        three.spawn(send(app.clone(), "/work/1"));
+    }
+    three.join_all().await
+}
+
+fn two_places(edge: Edge) -> Edge {
+    edge.handle().adaptive.pin(2).expect("two is a limit");
+    edge
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_answered_within_a_second_while_the_service_hangs() {
+    let app = routes().layer(two_places(edge()));
+    for (status, took) in three_behind(app, "/work/12000").await {
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(took <= SECOND, "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_answered_within_a_second_while_bodies_are_slow() {
+    let edge = two_places(edge()).hold_until_body_end();
+    for (status, took) in three_behind(routes().layer(edge), "/stream/12000").await {
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(took <= SECOND, "{took:?}");
+    }
+}
+
+/// Tenants do not change that, nor does the config that says everything anew.
+#[tokio::test(start_paused = true)]
+async fn the_bound_stays_with_tenants_and_with_a_config() {
+    let tenant = |_: &Request<Body>| Some("tenant");
+    let config = tower_backpressure::config::EdgeConfig::default();
+    let edge = edge()
+        .tenant(tenant)
+        .configured(&config)
+        .expect("the default");
+    edge.handle().adaptive.pin(2).expect("two is a limit");
+    for (status, took) in three_behind(routes().layer(edge), "/work/12000").await {
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(took <= SECOND, "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_bound_can_be_changed_and_turned_off() {
+    let app = routes().layer(two_places(edge().max_wait(3 * SECOND)));
+    for (status, took) in three_behind(app, "/work/12000").await {
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(took > 2 * SECOND && took <= 3 * SECOND, "{took:?}");
+    }
+    let app = routes().layer(two_places(edge().max_wait(None)));
+    for (_, took) in three_behind(app, "/work/12000").await {
+        assert!(took > 11 * SECOND, "{took:?}");
+    }
+}
