@@ -109,6 +109,7 @@ use crate::{
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
+        nested::LimiterId,
     },
     clock::Now,
     concurrency_limit::Acquire,
@@ -386,7 +387,11 @@ where
     }
 }
 
-impl<C, H> Sealed for Sampling<C, H> {}
+impl<C, H> Sealed for Sampling<C, H> {
+    fn limiter(&self) -> Option<LimiterId> {
+        Some(LimiterId::of(self.permit.gate()))
+    }
+}
 
 impl<C, H> fmt::Debug for Sampling<C, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -211,24 +211,44 @@ impl HoldKind for UntilBodyEnd {
 }
 
 pub(crate) mod sealed {
-    use crate::{BoxError, Permit};
+    use crate::{BoxError, Permit, admission::nested::LimiterId};
 
     pub trait Sealed {
-        /// The inner service has panicked. What is held may yet be kept, by whoever catches that.
+        /// The inner service has panicked. What is held may yet be kept, if the panic is caught.
         fn panicked(&mut self) {}
+
+        /// The limiter of which a permit is held, if it is one at which requests can wait.
+        fn limiter(&self) -> Option<LimiterId> {
+            None
+        }
     }
-    impl<P> Sealed for super::UntilResponse<P> {}
-    impl<P> Sealed for super::UntilBodyEnd<P> {}
+    impl<P: Held> Sealed for super::UntilResponse<P> {
+        fn limiter(&self) -> Option<LimiterId> {
+            self.0.limiter()
+        }
+    }
+    impl<P: Held> Sealed for super::UntilBodyEnd<P> {
+        fn limiter(&self) -> Option<LimiterId> {
+            self.0.limiter()
+        }
+    }
     impl Sealed for () {}
 
     /// What is held for a request, and let go of by being dropped.
     pub trait Held: Send + Sized + 'static {
+        /// See [`Sealed::limiter`].
+        fn limiter(&self) -> Option<LimiterId>;
+
         /// There is no response: lets go.
         fn failed(self, error: &BoxError) {
             let _ = error;
         }
     }
-    impl Held for Permit {}
+    impl Held for Permit {
+        fn limiter(&self) -> Option<LimiterId> {
+            Some(LimiterId::of(self.gate()))
+        }
+    }
 }
 
 pin_project! {

@@ -77,9 +77,10 @@ use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
         keyed_gates::{KeyedGates, Place, Serving},
-        shed,
+        nested, shed,
     },
     config::KeyedConcurrencyLimitConfig,
+    hold::sealed::Held,
     sync::Arc,
 };
 
@@ -243,7 +244,9 @@ where
             Ok(mut serving) => match shed::try_now(|cx| self.inner.poll_ready(cx)) {
                 Poll::Ready(Ok(())) => {
                     serving.send();
-                    return KeyedLimitResponseFuture::called(self.inner.call(request), serving);
+                    let call = || self.inner.call(request);
+                    let future = nested::holding(serving.limiter(), call);
+                    return KeyedLimitResponseFuture::called(future, serving);
                 }
                 polled => {
                     // Whatever it has reserved goes with it.

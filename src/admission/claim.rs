@@ -11,7 +11,12 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
-use super::{bounds::Bounds, queue::Ticket, shed};
+use super::{
+    bounds::Bounds,
+    nested::{self, LimiterId},
+    queue::Ticket,
+    shed,
+};
 use crate::{BoxError, Overloaded, Reason, sync::Arc};
 
 /// What a claim is made on: something that admits, lets wait, and refuses.
@@ -139,7 +144,8 @@ impl<L: Limiter> Claim<L> {
             shed::note_refusing(); // `call` says so
             return Poll::Ready(Ok(()));
         }
-        let polled = inner.poll_ready(cx).map_err(Into::into);
+        let limiter = Some(LimiterId::of(&self.limiter));
+        let polled = nested::holding(limiter, || inner.poll_ready(cx)).map_err(Into::into);
         // An admission is kept while the inner service gets ready, but not for a caller that sheds:
         // it would hoard it, idle, until it happens to be polled again.
         let keep = match polled {
@@ -205,7 +211,11 @@ impl<L: Limiter> Claim<L> {
         let mut waiting = if let State::Waiting(ticket, _) = &self.state {
             self.limiter.redeem(ticket, cx.waker())
         } else {
-            let max_wait = self.limiter.bounds().max_wait();
+            let bounds = self.limiter.bounds();
+            if bounds.max_waiting() > 0 {
+                nested::check(LimiterId::of(&self.limiter), bounds.name());
+            }
+            let max_wait = bounds.max_wait();
             let deadline = max_wait.map(|wait| sleep(wait).deadline());
             match self.limiter.enter(self.ask, cx.waker().clone()) {
                 Entered::Admitted => Ok(()),

@@ -19,6 +19,7 @@ use super::{
     claim::{Claim, Limiter},
     fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
     gate::{self, Gate},
+    nested::LimiterId,
     permit::Permit,
     waits::{WaitCounts, Waits},
 };
@@ -494,7 +495,11 @@ impl Serving {
     }
 }
 
-impl Held for Serving {}
+impl Held for Serving {
+    fn limiter(&self) -> Option<LimiterId> {
+        self.permit.limiter()
+    }
+}
 
 impl fmt::Debug for Serving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -17,7 +17,8 @@
 //! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
 //! `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
-//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
+//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait. `nested.rs` finds, in debug
+//! builds, a request that waits for a limiter of which it holds a permit.
 
 pub(crate) mod age_gate;
 pub(crate) mod bounds;
@@ -33,6 +34,7 @@ pub(crate) mod keyed_buckets;
 pub(crate) mod keyed_gates;
 #[cfg(all(test, backpressure_loom))]
 mod model;
+pub(crate) mod nested;
 pub(crate) mod permit;
 mod queue;
 pub(crate) mod response;

@@ -32,7 +32,7 @@ impl Permit {
     }
 
     #[inline]
-    pub(crate) fn gate(&self) -> &Gate {
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 }

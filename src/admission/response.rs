@@ -9,6 +9,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
+use super::nested;
 use crate::{BoxError, Hold, Overloaded, hold::sealed::Sealed};
 
 pin_project! {
@@ -64,7 +65,9 @@ where
         let StateProjection::Admitted { future, hold } = state.as_mut().project() else {
             return Poll::Ready(Err(refusal(state.project_replace(State::Done))));
         };
-        let result = ready!(guarded(hold, || future.poll(cx)));
+        let limiter = hold.limiter();
+        let poll = || nested::holding(limiter, || future.poll(cx));
+        let result = ready!(guarded(hold, poll));
         // Drops the inner future here, before what is held for it.
         let StateOwned::Admitted { hold, .. } = state.project_replace(State::Done) else {
             unreachable!("it was just polled")

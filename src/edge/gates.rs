@@ -28,6 +28,7 @@ use crate::{
         claim::Limiter,
         fair_gate::{Arrival, Arrived, End, FairGate},
         governor::Dispatched,
+        nested::LimiterId,
         shed,
     },
     algorithm::fair_queue::Charge,
@@ -439,7 +440,11 @@ impl<B: Body, E> Hold<Response<B>> for Held<E, UntilBodyEnd> {
     }
 }
 
-impl<E, H: HoldKind> Sealed for Held<E, H> {}
+impl<E, H: HoldKind> Sealed for Held<E, H> {
+    fn limiter(&self) -> Option<LimiterId> {
+        Some(LimiterId::of(self.parts.fair())) // where requests wait
+    }
+}
 
 impl<E, H: HoldKind> Clone for Parts<E, H> {
     fn clone(&self) -> Self {

@@ -16,7 +16,9 @@ use crate::{
         claim::Claim,
         gate::Gate,
         keyed_gates::{Place, Serving},
+        nested,
     },
+    hold::sealed::Held,
 };
 
 pin_project! {
@@ -100,7 +102,9 @@ where
         }
         let mut serving = place.admitted();
         serving.send();
-        Poll::Ready(Ok((self.inner.call(request), serving)))
+        let call = || self.inner.call(request);
+        let future = nested::holding(serving.limiter(), call);
+        Poll::Ready(Ok((future, serving)))
     }
 }
 

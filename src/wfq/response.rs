@@ -14,7 +14,10 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Hold, Overloaded, ResponseFuture,
-    admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+    admission::{
+        fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+        nested::{self, LimiterId},
+    },
     algorithm::fair_queue::{Charge, Ticket},
     clock::{self, Now},
     hold::sealed::Held,
@@ -146,6 +149,7 @@ impl<S, R> Waiting<S, R> {
             let ticket = match *stage {
                 Stage::Waits(ticket) => ticket,
                 Stage::Arrived => {
+                    nested::check(LimiterId::of(gate), gate.bounds.name());
                     let entered = gate.enqueue(*arrival, cx.waker().clone());
                     let (ticket, wakes) = entered.map_err(|refusal| refusal as BoxError)?;
                     *stage = Stage::Waits(ticket);
@@ -338,6 +342,10 @@ impl Drop for Running {
 }
 
 impl Held for Running {
+    fn limiter(&self) -> Option<LimiterId> {
+        Some(LimiterId::of(&self.gate))
+    }
+
     fn failed(mut self, error: &BoxError) {
         if Overloaded::find(error.as_ref()).is_some() {
             self.end = End::Refused;
