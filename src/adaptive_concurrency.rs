@@ -79,6 +79,9 @@
 //! One layer value is one limit and one law, however often [`Layer::layer`] is called and however often
 //! the services are cloned.
 //!
+//! Use one value once on the path of a request, or the request waits for itself:
+//! [`concurrency_limit`](crate::concurrency_limit#cloning) has the details. Debug builds panic where that happens.
+//!
 //! [`max_waiting`]: AdaptiveConcurrencyLayer::max_waiting
 //! [`max_wait`]: AdaptiveConcurrencyLayer::max_wait
 //! [`hold_until_body_end`]: AdaptiveConcurrencyLayer::hold_until_body_end

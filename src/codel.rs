@@ -118,7 +118,8 @@
 //!
 //! # Cloning
 //! One layer value is one law and one limit, however often [`Layer::layer`] is called and services are
-//! cloned. A clone has not waited for anything.
+//! cloned. A clone has not waited for anything. Use one value once on the path of a request: twice, the request counts
+//! as two in flight.
 
 mod config;
 

@@ -49,6 +49,12 @@
 //! and however often the services are cloned. A clone starts with no permit and no place in the
 //! queue. Two limits are two calls of [`ConcurrencyLimitLayer::new`].
 //!
+//! **Use one value once on the path of a request.** With one value both inside a router (`route_layer`) and around
+//! it (`layer`), each request holds a permit while it waits for another, and under load all of them wait for each
+//! other. The same goes for a handler that calls back into its own stack, or waits for a permit of its own limit.
+//! Debug builds panic with a message that says so as soon as such a request would wait. In release builds it waits
+//! until [`max_wait`] ends it, if there is one.
+//!
 //! [`hold_until_body_end`]: ConcurrencyLimitLayer::hold_until_body_end
 //! [`max_waiting`]: ConcurrencyLimitLayer::max_waiting
 //! [`max_wait`]: ConcurrencyLimitLayer::max_wait

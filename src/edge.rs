@@ -35,8 +35,12 @@
 //! together by hand, in [this order](crate#stacking).
 //!
 //! # Errors, cancellation, cloning
-//! There are no errors: refusals are answers. Otherwise as its parts. One value is one stack with one
+//! There are no errors: rejections are answers. Otherwise as its parts. One value is one stack with one
 //! state, however often it is cloned and however many routes it is put around.
+//!
+//! Use one value once on the path of a request: not both as `route_layer` and as `layer`. Each request would hold a permit
+//! and wait for another of the same limit. Debug builds panic where that happens, with a message that says so. In
+//! release builds such a request is rejected after [`max_wait`](Edge::max_wait).
 
 mod gates;
 

@@ -57,6 +57,9 @@
 //! # Cloning
 //! One layer value is one set of queues, however often [`Layer::layer`] is called and the services are
 //! cloned.
+//!
+//! Use one value once on the path of a request, or the request waits for itself:
+//! [`concurrency_limit`](crate::concurrency_limit#cloning) has the details. Debug builds panic where that happens.
 
 mod response;
 

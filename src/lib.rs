@@ -60,7 +60,8 @@
 //!   comes out of `call`, and a request that is answered with it was never handed to the inner service.
 //! - **One layer value, one state.** However often `layer()` is called and services are cloned, they
 //!   share what was made by the constructor. Handles look at it and change it at run time.
-//! - **No unbounded queue.** Every wait is bounded in number, and in time if you ask for it.
+//! - **No unbounded queue.** Every wait is bounded in number. In [`edge()`](fn@edge) and [`WfqLayer`] it is also bounded
+//!   in time, one second by default; in the other layers if you ask for it.
 //! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a readied
 //!   service is dropped.
 //! - **Nothing is spawned** (but to say goodbye to a WebSocket, and what waits [on trial](shadow)), nothing is allocated for a request that

@@ -77,6 +77,10 @@
 //! a time has the turn, so all of them should share one limit inside: where it is another for some, those wait for
 //! each other.
 //!
+//! Use one value once on the path of a request, or the request waits for itself:
+//! [`concurrency_limit`](crate::concurrency_limit#cloning) has the details. Debug builds panic where that happens. In
+//! release builds [`max_wait`](WfqConfig::max_wait) ends it.
+//!
 //! [`Reason::QueueFull`]: crate::Reason::QueueFull
 //! [`Reason::WaitTimeout`]: crate::Reason::WaitTimeout
 //! [`Overloaded`]: crate::Overloaded
@@ -238,7 +242,7 @@ where
     type Error = BoxError;
     type Future = WfqResponseFuture<S, R, H>;
 
-    /// Always ready: it is in its response future that a request waits.
+    /// Always ready. A request waits in its response future, because only `call` sees the request.
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
