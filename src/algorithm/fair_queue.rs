@@ -22,11 +22,11 @@
 //!
 //! **Newcomers keep pace with the service.** While every request is the first of its tenant, all of them start
 //! at `V`, and `V` stands still. A tenant that was served before would wait behind every new one, for ever, and
-//! could never be forgotten. So a second clock `P` starts at `V` when requests begin to wait, and moves as fast
-//! as the competing tenants are served together: by `used / Σw` for each request that ends, over all tenants that
-//! have a request waiting or running. A newcomer begins at `P` if that is ahead of `V`, but at most one request
-//! of its own later than `V`: `T = max(T, V, min(P, V + e/w))`. The bound above holds for any such start: the
-//! difference between two tenants moves within the same limits and only starts elsewhere in them.
+//! could never be forgotten. So a second clock `P` starts at `V` when requests begin to wait, and moves about as
+//! fast as the competing tenants are served together: by `used / Σw`, over the tenants that have waiters and the
+//! requests that run. A newcomer begins at `P` if that is ahead of `V`, but at most one request of its own later
+//! than `V`: `T = max(T, V, min(P, V + e/w))`. The bound above holds for any such start: the difference between
+//! two tenants moves within the same limits and only starts elsewhere in them.
 //!
 //! **Equal tags go by arrival.** No request starts before one that arrived earlier and whose tag is not above
 //! its own. A request that ends moves its tenant's tag by one more [`STEP`], so of two tenants that have had the
@@ -56,9 +56,12 @@
 #[path = "fair_queue/tests/mod.rs"] // said, because the benches take this file in by its path
 mod tests;
 
-use std::{cmp::Reverse, mem, num::NonZeroU32};
+use std::{cmp::Reverse, fmt, mem, num::NonZeroU32};
 
-use super::{heap::Heap, slab::Slab};
+use super::{
+    heap::{Entry, Heap},
+    slab::Slab,
+};
 
 /// A nanosecond of service at weight 1, as a tag.
 const ONE: u64 = 1 << 40;
@@ -67,6 +70,10 @@ const ONE: u64 = 1 << 40;
 /// the time to compare, and half the memory. A step is 15 femtoseconds, and 2^64 of them are 78 hours of one
 /// seat. What is further ahead than that is last, in no order.
 const STEP: u32 = 24;
+
+/// The smallest step that counts in the order of who is next, as a tag: a tenant that had its turn goes so far behind
+/// others with the same tag.
+const STEP_BEHIND: u128 = 1 << STEP;
 
 /// What a tenant may be ahead by, and yet be forgotten: 16 nanoseconds, or a million refusals.
 const FORGIVEN: u128 = (ONE as u128) << 4;
@@ -104,22 +111,24 @@ pub(crate) struct FairQueue<T> {
     /// The tag whose key is 0.
     origin: u128,
     tenants: Vec<Tenant>,
-    /// Tenants whose head may be next. Keys are lower bounds: what a key has risen by since is counted when its
-    /// tenant is on top.
-    ready: Heap<Key>,
+    /// Tenants whose head may be next. Their order is a lower bound: what a tag has risen by since is counted when
+    /// its tenant is on top.
+    ready: Heap<Ready>,
     /// Tenants by how many waiters they have for their weight, or more: they are counted anew when their tenant
     /// is on top.
-    backlogs: Heap<Reverse<u64>>,
+    backlogs: Heap<Backlog>,
     /// Those that wait, and those whose turn it is.
     slots: Slab<Waiter<T>>,
     waiters: u64,
     /// The weights of the tenants that have waiters.
     weight_waiting: u64,
-    /// The weights of the tenants that have requests, waiting or running.
-    weight_active: u64,
     /// Where virtual time would be if the service of all competing tenants together had moved it since requests
-    /// began to wait.
+    /// began to wait: `P`.
     pace: u128,
+    /// The service of which `pace` does not know yet.
+    used: u64,
+    /// The waiter whose arrival counts as 0 in the order of who is next.
+    first_arrival: u64,
     free_tenants: Vec<u32>,
 }
 
@@ -142,14 +151,6 @@ struct Tenant {
     begun: Begun,
 }
 
-impl Tenant {
-    /// Whether it has requests, waiting or running.
-    #[inline]
-    fn is_active(&self) -> bool {
-        self.waiting > 0 || self.running > 0
-    }
-}
-
 /// Sums over those requests of a tenant that have begun.
 #[derive(Debug, Default)]
 struct Begun {
@@ -159,12 +160,52 @@ struct Begun {
     paid: u128,
 }
 
-/// Orders requests: by start tag, and by arrival if those are equal.
+/// The first waiter of a tenant, in the order of who is next: by start tag, and by arrival if those are equal. From
+/// the top, 64 bits are the steps of the tag, 32 the arrival, and 32 the number of the tenant: as one number, eight
+/// of them are compared without a branch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Ready(u128);
+
+impl Ready {
+    #[inline]
+    fn new(steps: u64, arrival: u32, tenant: u32) -> Self {
+        Self(u128::from(steps) << 64 | u128::from(arrival) << 32 | u128::from(tenant))
+    }
+
+    /// In steps of the tag, see [`STEP`], and by arrival.
+    #[inline]
+    fn is_before(self, other: Self) -> bool {
+        self.0 >> 32 < other.0 >> 32
+    }
+}
+
+impl Entry for Ready {
+    #[inline]
+    fn item(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (steps, arrival) = ((self.0 >> 64) as u64, (self.0 >> 32) as u32);
+        write!(
+            f,
+            "{steps} steps, arrival {arrival}, tenant {}",
+            self.item()
+        )
+    }
+}
+
+/// How many waiters a tenant has for its weight. The largest comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    /// In steps, see [`STEP`].
-    start: u64,
-    arrival: u64,
+struct Backlog(Reverse<u64>, u32);
+
+impl Entry for Backlog {
+    #[inline]
+    fn item(self) -> u32 {
+        self.1
+    }
 }
 
 #[derive(Debug)]
@@ -271,8 +312,9 @@ impl<T> FairQueue<T> {
             waiting: 0,
             running: 0,
             weight_waiting: 0,
-            weight_active: 0,
             pace: 0,
+            used: 0,
+            first_arrival: 0,
             estimate: 0,
             max_running: u32::MAX,
         }
@@ -306,10 +348,10 @@ impl<T> FairQueue<T> {
     /// Forgets a tenant that has no requests, if that loses nothing: if it would be treated the same if
     /// it were new, give or take the nanoseconds that refusals may have cost it.
     pub(crate) fn remove_tenant(&mut self, tenant: u32) -> bool {
+        let entry = self.entry(tenant);
         let idle = &self.tenants[tenant as usize];
-        let lossless = idle.waiting == 0
-            && idle.running == 0
-            && idle.tag <= self.entry(tenant).saturating_add(FORGIVEN);
+        let lossless =
+            idle.waiting == 0 && idle.running == 0 && idle.tag <= entry.saturating_add(FORGIVEN);
         if lossless {
             self.recount_backlog(tenant);
             self.free_tenants.push(tenant);
@@ -320,12 +362,9 @@ impl<T> FairQueue<T> {
     /// Changes what a tenant is charged from now on. What was charged stays.
     pub(crate) fn set_weight(&mut self, id: u32, weight: u32) {
         let tenant = &mut self.tenants[id as usize];
-        let (before, after) = (u64::from(tenant.weight), u64::from(weight));
         if tenant.waiting > 0 {
-            self.weight_waiting = self.weight_waiting - before + after;
-        }
-        if tenant.is_active() {
-            self.weight_active = self.weight_active - before + after;
+            self.weight_waiting -= u64::from(tenant.weight);
+            self.weight_waiting += u64::from(weight);
         }
         (tenant.weight, tenant.price) = (weight, price(weight));
         self.recount_backlog(id);
@@ -428,6 +467,9 @@ impl<T> FairQueue<T> {
     pub(crate) fn push(&mut self, id: u32, cost: NonZeroU32, now: u64, with: T) -> Ticket {
         self.waiters += 1;
         let number = self.waiters;
+        if number as u32 == 0 {
+            self.move_first_arrival();
+        }
         let previous = self.tenants[id as usize].tail;
         let slot = self.slots.insert(Waiter {
             number,
@@ -454,7 +496,7 @@ impl<T> FairQueue<T> {
         if previous == NIL {
             self.catch_up(id);
             if self.may_run(id) {
-                self.ready.insert(id, self.head_key(id));
+                self.ready.insert(self.head(id));
             }
         }
         Ticket { number, slot }
@@ -463,7 +505,7 @@ impl<T> FairQueue<T> {
     /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
     #[inline]
     pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
-        let (id, ..) = self.fairest(now)?;
+        let id = self.fairest(now)?.0.item();
         let slot = self.tenants[id as usize].head;
         let &Waiter {
             number, cost, next, ..
@@ -471,7 +513,7 @@ impl<T> FairQueue<T> {
         self.unlink(id, NIL, next);
         let charge = self.charge(id, cost);
         match self.is_ready(id) {
-            true => self.ready.set_top(self.head_key(id)),
+            true => self.ready.set_top(self.head(id)),
             false => self.ready.remove_top(),
         }
         Some((Ticket { number, slot }, charge))
@@ -481,13 +523,11 @@ impl<T> FairQueue<T> {
     pub(crate) fn yields(&mut self, ticket: &Ticket, charge: &Charge, now: u64) -> bool {
         let tag = self.tenants[charge.tenant as usize].tag;
         let start = tag.saturating_sub(charge.amount());
-        let own = Key {
-            start: self.steps(start.saturating_add(self.overrun(charge.tenant, now))),
-            arrival: ticket.number,
-        };
+        let start = start.saturating_add(self.overrun(charge.tenant, now));
+        let own = self.ready(charge.tenant, start, ticket.number);
         // Where it is not certain whose turn it is, it may as well be this one's.
         self.fairest(now)
-            .is_some_and(|(_, top, certain)| certain && top < own)
+            .is_some_and(|(top, certain)| certain && top.is_before(own))
     }
 
     /// Lets a request whose turn it was wait again, ahead of its tenant's others.
@@ -501,7 +541,7 @@ impl<T> FairQueue<T> {
         }
         self.tenants[id as usize].head = ticket.slot;
         self.note_waiter(id);
-        self.settle(charge, 0);
+        self.settle(charge, 0, 0);
     }
 
     /// Takes out a request whose turn it was, and charges nothing for it.
@@ -515,12 +555,13 @@ impl<T> FairQueue<T> {
     #[inline]
     pub(crate) fn begin(&mut self, ticket: &Ticket, charge: &mut Charge, now: u64) -> (u64, T) {
         let waiter = self.vacate(ticket.slot);
+        let was_over = self.overrun(charge.tenant, now) > 0;
         let start = self.note_begin(charge, now);
         if start > self.virtual_time {
             self.set_virtual_time(start);
         }
         // What it was charged counts against what its tenant's other requests are over by.
-        if self.is_ready(charge.tenant) {
+        if was_over && self.tenants[charge.tenant as usize].head != NIL {
             self.reorder(charge.tenant);
         }
         (waiter.since, waiter.with)
@@ -543,11 +584,8 @@ impl<T> FairQueue<T> {
         let tenant = &mut self.tenants[charge.tenant as usize];
         learn(&mut tenant.estimate, took);
         learn(&mut self.estimate, took);
-        if self.waiting > 0 {
-            self.keep_pace(used);
-        }
-        self.step(charge.tenant);
-        self.settle(charge, used);
+        self.used = self.used.saturating_add(used);
+        self.settle(charge, used, STEP_BEHIND);
         used
     }
 
@@ -556,22 +594,13 @@ impl<T> FairQueue<T> {
     #[inline(never)]
     pub(crate) fn refuse(&mut self, charge: Charge, now: u64) {
         let used = charge.took(now).saturating_mul(charge.cost.get().into());
-        self.step(charge.tenant);
-        self.settle(charge, used);
+        self.settle(charge, used, STEP_BEHIND);
     }
 
     /// The request was not sent after all: its tenant is charged nothing, and nothing is learned.
     #[inline(never)]
     pub(crate) fn refund(&mut self, charge: Charge) {
-        self.step(charge.tenant);
-        self.settle(charge, 0);
-    }
-
-    /// Moves a tenant that had its turn behind those with the same tag, by the smallest step that is counted.
-    #[inline]
-    fn step(&mut self, id: u32) {
-        let tag = &mut self.tenants[id as usize].tag;
-        *tag = tag.saturating_add(1 << STEP);
+        self.settle(charge, 0, STEP_BEHIND);
     }
 
     /// What [`begin_at_once`](Self::begin_at_once) was for is not begun after all: everything is as it was
@@ -582,7 +611,7 @@ impl<T> FairQueue<T> {
         if self.virtual_time == begun_at {
             self.virtual_time = virtual_time.max(self.origin);
         }
-        self.settle(charge, 0);
+        self.settle(charge, 0, 0);
     }
 
     /// What is kept with a request that is still in, be it its turn or not.
@@ -614,7 +643,7 @@ impl<T> FairQueue<T> {
     /// The tenant with the most waiters for its weight.
     fn largest_backlog(&mut self) -> Option<(u32, u64)> {
         loop {
-            let (id, Reverse(backlog)) = self.backlogs.top()?;
+            let Backlog(Reverse(backlog), id) = self.backlogs.top()?;
             let tenant = &self.tenants[id as usize];
             if tenant.waiting == tenant.counted {
                 return Some((id, backlog));
@@ -628,26 +657,24 @@ impl<T> FairQueue<T> {
         tenant.counted = tenant.waiting;
         match tenant.waiting {
             0 => self.backlogs.remove(id),
-            waiting => (self.backlogs).set(id, Reverse(backlog(waiting, tenant.price))),
+            waiting => (self.backlogs).set(Backlog(Reverse(backlog(waiting, tenant.price)), id)),
         }
     }
 
-    /// The tenant that is next, the key of its head, and whether that is certain.
-    fn fairest(&mut self, now: u64) -> Option<(u32, Key, bool)> {
+    /// The waiter that is next, and whether that is certain.
+    fn fairest(&mut self, now: u64) -> Option<(Ready, bool)> {
         for _ in 0..LOOKS {
-            let (id, known) = self.ready.top()?;
+            let known = self.ready.top()?;
+            let id = known.item();
             let overrun = self.overrun(id, now);
             let Tenant { tag, head, .. } = self.tenants[id as usize];
-            let key = Key {
-                start: self.steps(tag.saturating_add(overrun)),
-                arrival: self.slots[head].number,
-            };
-            if key <= known {
-                return Some((id, known, true));
+            let found = self.ready(id, tag.saturating_add(overrun), self.slots[head].number);
+            if found <= known {
+                return Some((known, true));
             }
-            self.ready.set(id, key);
+            self.ready.set(found);
         }
-        self.ready.top().map(|(id, key)| (id, key, false))
+        self.ready.top().map(|top| (top, false))
     }
 
     /// Says at which tag it begins.
@@ -662,31 +689,38 @@ impl<T> FairQueue<T> {
         tenant.tag.saturating_sub(charge.amount())
     }
 
-    /// Requests wait, and one that ended has used that much service.
-    #[inline(never)]
-    fn keep_pace(&mut self, used: u64) {
-        // The tenant of the request that ended is one of them.
-        let step = u128::from(used) * u128::from(ONE / self.weight_active.max(1));
-        self.pace = self.pace.saturating_add(step);
-    }
-
     /// The tag at which a tenant that did not compete begins: where the others are.
     #[inline]
-    fn entry(&self, id: u32) -> u128 {
-        if self.waiting == 0 || self.pace <= self.virtual_time {
-            return self.virtual_time;
+    fn entry(&mut self, id: u32) -> u128 {
+        match self.waiting {
+            0 => self.virtual_time,
+            _ => self.paced_entry(id),
         }
+    }
+
+    #[inline(never)]
+    fn paced_entry(&mut self, id: u32) -> u128 {
         let tenant = &self.tenants[id as usize];
         let one_request = u128::from(self.expected(tenant)) * u128::from(tenant.price);
-        self.pace.min(self.virtual_time.saturating_add(one_request))
+        // Each request that runs counts as a tenant of this one's weight. That is too many where a tenant has several,
+        // and too many is safe: the clock is slow, and newcomers begin closer to `V`.
+        let running = u64::from(tenant.weight).saturating_mul(self.running as u64);
+        let competing = self.weight_waiting.saturating_add(running).max(1);
+        let moved = u128::from(mem::take(&mut self.used)) * u128::from(ONE / competing);
+        self.pace = self.pace.saturating_add(moved);
+        let latest = self.virtual_time.saturating_add(one_request);
+        self.pace.clamp(self.virtual_time, latest)
     }
 
     /// A tenant that did not compete begins where the others are.
+    #[inline]
     fn catch_up(&mut self, id: u32) {
         let entry = self.entry(id);
-        self.latest = self.latest.max(entry);
         let tag = &mut self.tenants[id as usize].tag;
-        *tag = entry.max(*tag);
+        if entry > *tag {
+            *tag = entry;
+            self.latest = self.latest.max(entry);
+        }
     }
 
     /// The service time that is expected of a tenant's request.
@@ -712,25 +746,23 @@ impl<T> FairQueue<T> {
             begun: None,
         };
         tenant.tag = tenant.tag.saturating_add(charge.amount());
-        if !tenant.is_active() {
-            self.weight_active += u64::from(tenant.weight);
-        }
         tenant.running += 1;
         charge
     }
 
-    /// Charges what was used instead of what was paid.
+    /// Charges what was used instead of what was paid. A tenant that had its turn goes `behind` those with the same tag.
     #[inline(always)] // every request comes by here that has asked
-    fn settle(&mut self, charge: Charge, used: u64) {
+    fn settle(&mut self, charge: Charge, used: u64, behind: u128) {
         if charge.is_in_arrears() {
-            return self.settle_arrears(charge.tenant, used);
+            return self.settle_arrears(charge.tenant, used, behind);
         }
         let tenant = &mut self.tenants[charge.tenant as usize];
         let difference = u128::from(used.abs_diff(charge.paid)) * u128::from(charge.price);
         let less = used < charge.paid;
         tenant.tag = match less {
-            true => tenant.tag.saturating_sub(difference),
-            false => tenant.tag.saturating_add(difference),
+            // A nanosecond is more than a step at any weight.
+            true => tenant.tag.saturating_sub(difference - behind),
+            false => tenant.tag.saturating_add(difference + behind),
         };
         self.latest = self.latest.max(tenant.tag);
         if let Some(since) = charge.begun {
@@ -741,9 +773,6 @@ impl<T> FairQueue<T> {
         }
         let was_held_back = tenant.running == self.max_running;
         tenant.running -= 1;
-        if !tenant.is_active() {
-            self.weight_active -= u64::from(tenant.weight);
-        }
         self.running -= 1;
         self.note_idle();
         if was_held_back {
@@ -759,9 +788,9 @@ impl<T> FairQueue<T> {
     }
 
     /// Charges what was used, of which nothing was charged before.
-    fn settle_arrears(&mut self, id: u32, used: u64) {
+    fn settle_arrears(&mut self, id: u32, used: u64, behind: u128) {
         let tenant = &mut self.tenants[id as usize];
-        let amount = u128::from(used) * u128::from(tenant.price);
+        let amount = u128::from(used) * u128::from(tenant.price) + behind;
         tenant.tag = tenant.tag.saturating_add(amount);
         self.latest = self.latest.max(tenant.tag);
         self.note_idle();
@@ -786,9 +815,9 @@ impl<T> FairQueue<T> {
         if !self.is_ready(id) {
             return self.ready.remove(id);
         }
-        let key = self.head_key(id);
-        if self.ready.key(id).is_none_or(|known| known > key) {
-            self.ready.set(id, key);
+        let head = self.head(id);
+        if self.ready.get(id).is_none_or(|known| known > head) {
+            self.ready.set(head);
         }
     }
 
@@ -812,13 +841,10 @@ impl<T> FairQueue<T> {
     /// One more request of this tenant waits.
     fn note_waiter(&mut self, id: u32) {
         if self.waiting == 0 {
-            self.pace = self.virtual_time;
+            (self.pace, self.used) = (self.virtual_time, 0);
         }
         self.waiting += 1;
         let tenant = &mut self.tenants[id as usize];
-        if !tenant.is_active() {
-            self.weight_active += u64::from(tenant.weight);
-        }
         tenant.waiting += 1;
         if tenant.waiting == 1 {
             self.weight_waiting += u64::from(tenant.weight);
@@ -827,7 +853,7 @@ impl<T> FairQueue<T> {
             // Ahead of time, so that it need not be done for each.
             tenant.counted = tenant.waiting.saturating_mul(2);
             let backlog = backlog(tenant.counted, tenant.price);
-            self.backlogs.set(id, Reverse(backlog));
+            self.backlogs.set(Backlog(Reverse(backlog), id));
         }
     }
 
@@ -850,18 +876,38 @@ impl<T> FairQueue<T> {
     #[cold]
     fn move_origin(&mut self) {
         self.origin = self.virtual_time;
+        self.rebuild_ready();
+    }
+
+    /// Counts arrivals from the oldest waiter on.
+    #[cold]
+    fn move_first_arrival(&mut self) {
+        self.first_arrival = match self.oldest {
+            NIL => self.waiters,
+            oldest => self.slots[oldest].number,
+        };
+        self.rebuild_ready();
+    }
+
+    fn rebuild_ready(&mut self) {
         let mut ready = mem::replace(&mut self.ready, Heap::new());
-        ready.rekey(|id| self.head_key(id));
+        ready.rebuild(|id| self.head(id));
         self.ready = ready;
     }
 
-    /// The key of a tenant's first waiter, without what its running requests are over by.
-    fn head_key(&self, id: u32) -> Key {
+    /// A tenant's first waiter in the order of who is next, without what its running requests are over by.
+    #[inline]
+    fn head(&self, id: u32) -> Ready {
         let Tenant { tag, head, .. } = self.tenants[id as usize];
-        Key {
-            start: self.steps(tag),
-            arrival: self.slots[head].number,
-        }
+        self.ready(id, tag, self.slots[head].number)
+    }
+
+    #[inline]
+    fn ready(&self, id: u32, start: u128, number: u64) -> Ready {
+        let arrival = number.saturating_sub(self.first_arrival);
+        // One that was overtaken by 2^32 others is the last among equals.
+        let arrival = u32::try_from(arrival).unwrap_or(u32::MAX);
+        Ready::new(self.steps(start), arrival, id)
     }
 
     /// The steps of a tag.
@@ -884,9 +930,6 @@ impl<T> FairQueue<T> {
         tenant.waiting -= 1;
         if tenant.waiting == 0 {
             self.weight_waiting -= u64::from(tenant.weight);
-        }
-        if !tenant.is_active() {
-            self.weight_active -= u64::from(tenant.weight);
         }
         if previous != NIL {
             self.slots[previous].next = next;

@@ -1,31 +1,31 @@
-//! A priority queue of numbered items whose keys may change: a heap with eight children to a node, and
+//! A priority queue of numbered items whose order may change: a heap with eight children to a node, and
 //! where in it each item is.
 //!
-//! Eight rather than two make it a third as deep, and that many small keys are looked at in the time that
+//! Eight rather than two make it a third as deep, and that many small entries are looked at in the time that
 //! it takes to fetch the first. Positions are in an array of their own, which stays in the cache when the items'
 //! records do not.
 
 const CHILDREN: usize = 8;
 const ABSENT: u32 = u32::MAX;
 
-/// The smallest key is on top.
+/// An item and its order among others.
+pub(crate) trait Entry: Ord + Copy {
+    /// The number of the item. One item has one entry.
+    fn item(self) -> u32;
+}
+
+/// The smallest entry is on top.
 #[derive(Debug)]
-pub(crate) struct Heap<K> {
-    entries: Vec<Entry<K>>,
+pub(crate) struct Heap<E> {
+    entries: Vec<E>,
     /// Of each item: where it is in `entries`.
     positions: Vec<u32>,
-    /// Whether the item on top was taken out. What is put in next, often with a small key, takes its place:
-    /// that costs a fraction of filling the hole from the bottom.
+    /// Whether the entry on top was taken out. What is put in next is often small and takes its place, which costs
+    /// a fraction of filling the hole from the bottom.
     hole: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Entry<K> {
-    key: K,
-    item: u32,
-}
-
-impl<K: Ord + Copy> Heap<K> {
+impl<E: Entry> Heap<E> {
     pub(crate) fn new() -> Self {
         Self {
             entries: Vec::new(),
@@ -38,30 +38,29 @@ impl<K: Ord + Copy> Heap<K> {
         self.entries.len() == usize::from(self.hole)
     }
 
-    /// The item with the smallest key, and that.
+    /// The smallest entry.
     #[inline]
-    pub(crate) fn top(&mut self) -> Option<(u32, K)> {
+    pub(crate) fn top(&mut self) -> Option<E> {
         if self.hole {
             self.fill_hole();
         }
-        self.entries.first().map(|top| (top.item, top.key))
+        self.entries.first().copied()
     }
 
-    /// Puts an item in, or gives it another key.
-    pub(crate) fn set(&mut self, item: u32, key: K) {
-        let entry = Entry { key, item };
-        match self.position(item) {
-            Some(at) if self.entries[at].key < key => self.sift_down(at, entry),
+    /// Puts an item in, or gives it another entry.
+    pub(crate) fn set(&mut self, entry: E) {
+        match self.position(entry.item()) {
+            Some(at) if self.entries[at] < entry => self.sift_down(at, entry),
             Some(at) => self.sift_up(at, entry),
-            None => self.insert(item, key),
+            None => self.insert(entry),
         }
     }
 
     /// Puts an item in that is not in.
-    pub(crate) fn insert(&mut self, item: u32, key: K) {
-        let entry = Entry { key, item };
-        if self.positions.len() <= item as usize {
-            self.positions.resize(item as usize + 1, ABSENT);
+    pub(crate) fn insert(&mut self, entry: E) {
+        let item = entry.item() as usize;
+        if self.positions.len() <= item {
+            self.positions.resize(item + 1, ABSENT);
         }
         if self.hole {
             self.hole = false;
@@ -72,15 +71,14 @@ impl<K: Ord + Copy> Heap<K> {
         }
     }
 
-    /// Gives the item on top a larger key.
-    pub(crate) fn set_top(&mut self, key: K) {
-        let item = self.entries[0].item;
-        self.sift_down(0, Entry { key, item });
+    /// Gives the item on top a larger entry.
+    pub(crate) fn set_top(&mut self, entry: E) {
+        self.sift_down(0, entry);
     }
 
     /// Takes out the item on top.
     pub(crate) fn remove_top(&mut self) {
-        self.positions[self.entries[0].item as usize] = ABSENT;
+        self.positions[self.entries[0].item() as usize] = ABSENT;
         self.hole = true;
     }
 
@@ -96,7 +94,7 @@ impl<K: Ord + Copy> Heap<K> {
         let last = self.entries.pop().expect("it is in");
         match self.entries.get(at) {
             None => {} // it was the last itself
-            Some(removed) if removed.key < last.key => self.sift_down(at, last),
+            Some(removed) if *removed < last => self.sift_down(at, last),
             Some(_) => self.sift_up(at, last),
         }
     }
@@ -109,18 +107,18 @@ impl<K: Ord + Copy> Heap<K> {
         }
     }
 
-    /// Gives every item another key.
-    pub(crate) fn rekey(&mut self, key: impl Fn(u32) -> K) {
+    /// Gives every item another entry.
+    pub(crate) fn rebuild(&mut self, entry: impl Fn(u32) -> E) {
         let hole = usize::from(std::mem::take(&mut self.hole));
-        for entry in std::mem::take(&mut self.entries).into_iter().skip(hole) {
-            self.positions[entry.item as usize] = ABSENT;
-            self.set(entry.item, key(entry.item));
+        for old in std::mem::take(&mut self.entries).into_iter().skip(hole) {
+            self.positions[old.item() as usize] = ABSENT;
+            self.set(entry(old.item()));
         }
     }
 
-    /// The key of an item, if it is in.
-    pub(crate) fn key(&self, item: u32) -> Option<K> {
-        self.position(item).map(|at| self.entries[at].key)
+    /// The entry of an item, if it is in.
+    pub(crate) fn get(&self, item: u32) -> Option<E> {
+        self.position(item).map(|at| self.entries[at])
     }
 
     #[inline]
@@ -130,11 +128,11 @@ impl<K: Ord + Copy> Heap<K> {
     }
 
     /// Puts the entry where it belongs, from `at` upwards. What is at `at` is overwritten.
-    fn sift_up(&mut self, mut at: usize, entry: Entry<K>) {
+    fn sift_up(&mut self, mut at: usize, entry: E) {
         while at > 0 {
             let parent = (at - 1) / CHILDREN;
             // Nothing is above the hole, whatever was there before.
-            if parent == 0 && self.hole || self.entries[parent].key <= entry.key {
+            if parent == 0 && self.hole || self.entries[parent] <= entry {
                 break;
             }
             self.place(at, self.entries[parent]);
@@ -145,9 +143,9 @@ impl<K: Ord + Copy> Heap<K> {
 
     /// The same downwards.
     #[inline(always)]
-    fn sift_down(&mut self, mut at: usize, entry: Entry<K>) {
+    fn sift_down(&mut self, mut at: usize, entry: E) {
         while let Some((child, smallest)) = self.smallest_child(at) {
-            if entry.key < smallest.key {
+            if entry < smallest {
                 break;
             }
             self.place(at, smallest);
@@ -157,20 +155,20 @@ impl<K: Ord + Copy> Heap<K> {
     }
 
     #[inline]
-    fn smallest_child(&self, at: usize) -> Option<(usize, Entry<K>)> {
+    fn smallest_child(&self, at: usize) -> Option<(usize, E)> {
         let first = at * CHILDREN + 1;
         let children = self.entries.get(first..)?;
         let mut smallest = (0, *children.first()?);
         // In most nodes there are all of them, and the compiler knows how many that is.
         if let Some(all) = children.first_chunk::<CHILDREN>() {
             for (i, child) in all.iter().enumerate() {
-                if child.key < smallest.1.key {
+                if *child < smallest.1 {
                     smallest = (i, *child);
                 }
             }
         } else {
             for (i, child) in children.iter().enumerate() {
-                if child.key < smallest.1.key {
+                if *child < smallest.1 {
                     smallest = (i, *child);
                 }
             }
@@ -179,8 +177,8 @@ impl<K: Ord + Copy> Heap<K> {
     }
 
     #[inline]
-    fn place(&mut self, at: usize, entry: Entry<K>) {
-        self.positions[entry.item as usize] = at as u32;
+    fn place(&mut self, at: usize, entry: E) {
+        self.positions[entry.item() as usize] = at as u32;
         self.entries[at] = entry;
     }
 }
@@ -190,6 +188,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+
+    impl Entry for (u64, u32) {
+        fn item(self) -> u32 {
+            self.1
+        }
+    }
 
     proptest! {
         #[test]
@@ -205,20 +209,21 @@ mod tests {
                 }
                 match key {
                     Some(key) => {
-                        heap.set(item, (key, item));
+                        heap.set((key, item));
                         model.insert((key, item));
                         keys[item as usize] = Some(key);
                     }
                     None => heap.remove(item),
                 }
+                prop_assert_eq!(heap.get(item), key.map(|key| (key, item)));
                 if item == 0 {
-                    heap.rekey(|item| (keys[item as usize].expect("it is in"), item));
+                    heap.rebuild(|item| (keys[item as usize].expect("it is in"), item));
                 }
-                prop_assert_eq!(heap.top(), model.first().map(|&(key, item)| (item, (key, item))));
+                prop_assert_eq!(heap.top(), model.first().copied());
                 prop_assert_eq!(heap.is_empty(), model.is_empty());
             }
             while let Some(smallest) = model.pop_first() {
-                prop_assert_eq!(heap.top().map(|(item, _)| item), Some(smallest.1));
+                prop_assert_eq!(heap.top(), Some(smallest));
                 heap.remove(smallest.1);
             }
             prop_assert!(heap.top().is_none());

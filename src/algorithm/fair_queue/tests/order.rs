@@ -162,9 +162,8 @@ fn a_waiter_is_overtaken_with_no_more_service_than_the_bound_of_fairness() {
 
 /// Whether a request that starts now is ahead of all others that may: by tag, and by arrival where tags are equal.
 fn assert_first(queue: &FairQueue<u64>, ticket: &Ticket, charge: &Charge, now: u64) {
-    let key = |id: u32, tag: u128, arrival| Key {
-        start: queue.steps(tag.saturating_add(queue.overrun(id, now))),
-        arrival,
+    let key = |id: u32, tag: u128, number: u64| {
+        queue.ready(id, tag.saturating_add(queue.overrun(id, now)), number)
     };
     let own_tag = queue.tenants[charge.tenant() as usize].tag - charge.amount();
     let own = key(charge.tenant(), own_tag, ticket.number);
