@@ -26,6 +26,7 @@ use self::shared_refill::SharedRefill;
 use super::{
     bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
     claim::{Entered, Limiter},
+    foreign::Foreign,
     queue::{Queue, Ticket},
     waits::Waits,
 };
@@ -252,11 +253,12 @@ impl Bucket {
     /// timer anew if it has to. All are woken but the caller itself, which is the one with ticket `me`.
     #[cold]
     fn settle(&self, me: u64) {
+        let mut foreign = Foreign::default(); // a waker that panics keeps no tokens from the others
         let mut more = true;
         while more {
             let mut slow = lock(&self.slow);
             let Some((number, &n)) = slow.queue.head() else {
-                return;
+                break;
             };
             let refill = self.refill.load();
             let word = self.word.load(Acquire);
@@ -278,7 +280,7 @@ impl Bucket {
                         waker
                     })
                 }
-                None if number > slow.stale || number == slow.told => return,
+                None if number > slow.stale || number == slow.told => break,
                 None => {
                     slow.told = number;
                     more = false;
@@ -287,10 +289,11 @@ impl Bucket {
             };
             drop(slow);
             match waker {
-                Some(waker) if number != me => waker.wake(),
+                Some(waker) if number != me => foreign.run(|| waker.wake()),
                 _ => {}
             }
         }
+        foreign.finish();
     }
 }
 
