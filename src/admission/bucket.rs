@@ -28,12 +28,13 @@ use super::{
     claim::{Entered, Limiter},
     foreign::Foreign,
     queue::{Queue, Ticket},
+    shed::Offer,
     waits::Waits,
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
     algorithm::token_bucket::Refill,
-    sync::{AtomicU64, Mutex, Ordering::*, lock},
+    sync::{Arc, AtomicU64, Mutex, Ordering::*, lock},
 };
 
 const QUEUED: u64 = 1;
@@ -408,6 +409,10 @@ impl Limiter for Bucket {
         };
         let retry_after = self.wait(behind(ahead, n)).max(SHORTEST_RETRY_AFTER);
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+
+    fn offer(bucket: &Arc<Self>, n: u64) -> Offer {
+        Offer::Tokens(Arc::clone(bucket), n)
     }
 }
 
