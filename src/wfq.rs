@@ -235,7 +235,7 @@ where
 {
     type Response = H::Response;
     type Error = BoxError;
-    type Future = WfqResponseFuture<S, R, H>;
+    type Future = WfqResponseFuture<S, S::Future, R, H>;
 
     /// Always ready: it is in its response future that a request waits.
     #[inline]
