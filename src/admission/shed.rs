@@ -20,7 +20,9 @@
 
 use std::{
     cell::Cell,
-    fmt, mem, ptr,
+    fmt,
+    mem::{self, ManuallyDrop},
+    ptr,
     sync::LazyLock,
     task::{Context, Poll, Wake, Waker},
 };
@@ -73,9 +75,10 @@ impl fmt::Debug for Offer {
 thread_local! {
     /// Whether a service that was just said to be ready is so only to refuse.
     static REFUSING: Cell<bool> = const { Cell::new(false) };
-    /// Whether there is an offer. Apart from it: a flag has no destructor to be set up, and most sheds are left none.
+    /// Whether there is an offer. Most sheds are left none, and only look at this.
     static LEFT: Cell<bool> = const { Cell::new(false) };
-    static OFFER: Cell<Option<Offer>> = const { Cell::new(None) };
+    /// A destructor would have to be set up, and asked for at each use. None is needed: `poll` takes out what it finds.
+    static OFFER: Cell<ManuallyDrop<Option<Offer>>> = const { Cell::new(ManuallyDrop::new(None)) };
 }
 
 /// Whether the caller does not wait: it sheds, or only tries. It will not be woken.
@@ -89,15 +92,15 @@ pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
 pub(crate) fn leave(cx: &Context<'_>, offer: impl FnOnce() -> Offer) {
     if ptr::eq(cx.waker().data(), SHEDDING.data()) {
         // Where a service in between polls several of ours, the last one stands.
-        OFFER.set(Some(offer()));
-        LEFT.set(true);
+        put(Some(offer()));
     }
 }
 
-#[cold]
-fn take_left() -> Option<Offer> {
-    LEFT.set(false);
-    OFFER.take()
+/// Gives back what was there before.
+#[inline]
+fn put(offer: Option<Offer>) -> Option<Offer> {
+    LEFT.set(offer.is_some());
+    ManuallyDrop::into_inner(OFFER.replace(ManuallyDrop::new(offer)))
 }
 
 /// A limiter says that it is ready, but only to refuse in `call`.
@@ -130,11 +133,11 @@ pub(crate) fn poll<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> (Poll<T
     let forget = Forget;
     let polled = poll(&mut Context::from_waker(&SHEDDING));
     mem::forget(forget);
-    let offer = match LEFT.get() {
-        true => take_left().filter(|_| polled.is_pending()),
-        false => None,
-    };
-    (polled, offer)
+    let offer = if LEFT.get() { put(None) } else { None };
+    match polled {
+        Poll::Pending => (Poll::Pending, offer),
+        ready => (ready, None),
+    }
 }
 
 /// What an outer shed was left, until it is its turn again.
@@ -143,15 +146,14 @@ struct Outer(Option<Offer>);
 impl Outer {
     #[cold]
     fn new() -> Self {
-        Self(take_left())
+        Self(put(None))
     }
 }
 
 impl Drop for Outer {
     #[cold]
     fn drop(&mut self) {
-        OFFER.set(self.0.take());
-        LEFT.set(true);
+        put(self.0.take());
     }
 }
 
@@ -161,7 +163,7 @@ struct Forget;
 impl Drop for Forget {
     #[cold]
     fn drop(&mut self) {
-        take_left();
+        put(None);
     }
 }
 
