@@ -141,9 +141,15 @@
 //! | | `jitter` | `true` | `true` or `false` |
 //!
 //! # Errors
-//! [`ConfigError`] names the field, with what it is part of, what is allowed there, and what was found; serde's
-//! formats add the line. A field that is not known is refused with those that are, one that is given twice
-//! is refused, and so is anything of the wrong type. Whatever is read, nothing panics.
+//! [`ConfigError`] names the field, with what it is part of, what is allowed there, and what was found. A field that
+//! is not known is refused with those that are, one that is given twice is refused, and so is anything of the wrong
+//! type. Whatever is read, nothing panics.
+//!
+//! TOML and JSON add the line and the column. They are those of the value that is not allowed, or of the name that is not
+//! known (JSON points right behind it). If two fields contradict each other, they are those of one of the two. A field that is missing, or
+//! one that contradicts the default of a field that is not given, is reported at the beginning of its table (JSON: at
+//! the end). Where serde keeps values to itself before it passes them on, in a `#[serde(flatten)]` or an untagged enum of yours,
+//! the place is lost.
 //!
 //! ```text
 //! codel.target must be longer than 0 and at most interval (5s), not "0ms"
@@ -172,6 +178,8 @@ mod keyed;
 mod limits;
 #[cfg(feature = "serde")]
 mod read;
+#[cfg(feature = "serde")]
+mod schema;
 mod stacks;
 #[cfg(feature = "serde")]
 mod units;

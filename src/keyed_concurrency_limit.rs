@@ -230,7 +230,7 @@ where
 {
     type Response = H::Response;
     type Error = BoxError;
-    type Future = KeyedLimitResponseFuture<S, R, H>;
+    type Future = KeyedLimitResponseFuture<S, S::Future, R, H>;
 
     /// Always ready: it is in its response future that a request waits.
     #[inline]

@@ -235,7 +235,7 @@ where
 {
     type Response = S::Response;
     type Error = BoxError;
-    type Future = KeyedResponseFuture<S, R>;
+    type Future = KeyedResponseFuture<S, S::Future, R>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {

@@ -30,8 +30,11 @@
 //! # Behaviour
 //! Always ready. If the inner service was not, `call` answers with [`Overloaded`] and the inner
 //! service is not called. If it was a layer of this crate that was not ready, the refusal carries
-//! that layer's name, reason and retry hint. Otherwise it is [`Reason::NotReady`] with a hint of one
-//! second.
+//! that layer's name, reason and retry hint, and that layer counts it, when `call` answers with it. Otherwise it
+//! is [`Reason::NotReady`] with a hint of one second.
+//!
+//! A service in between may ask several layers, such as one that takes the first service that is ready. If one of
+//! them has room, none has rejected anything. If none has, the last one that was asked has.
 //!
 //! # A shed leaves no trace
 //! A limiter that is polled and found full remembers the caller, to hand it the next free permit.
@@ -63,7 +66,10 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{BoxError, Overloaded, Reason, ResponseFuture, admission::shed};
+use crate::{
+    BoxError, Overloaded, Reason, ResponseFuture,
+    admission::shed::{self, Offer},
+};
 
 const NOT_READY: Overloaded =
     Overloaded::new("load_shed", Reason::NotReady, Duration::from_secs(1));
@@ -87,7 +93,7 @@ impl<S> Layer<S> for LoadShedLayer {
         LoadShed {
             inner,
             ready: false,
-            refusal: None,
+            offer: None,
         }
     }
 }
@@ -98,8 +104,8 @@ pub struct LoadShed<S> {
     inner: S,
     /// Whether the inner service may be called. Good for one call.
     ready: bool,
-    /// Why not, if that is known.
-    refusal: Option<Box<Overloaded>>,
+    /// What to reject the request with if it may not be, if that is known.
+    offer: Option<Offer>,
 }
 
 impl<S, R> Service<R> for LoadShed<S>
@@ -114,15 +120,15 @@ where
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.ready = false;
-        let (polled, refusal) = shed::poll(|cx| self.inner.poll_ready(cx));
+        let (polled, offer) = shed::poll(|cx| self.inner.poll_ready(cx));
         self.ready = match polled {
             Poll::Ready(Ok(())) => true,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
             Poll::Pending => {
-                if refusal.is_none() {
+                if offer.is_none() {
                     self.inner = self.inner.clone();
                 }
-                self.refusal = refusal;
+                self.offer = offer;
                 false
             }
         };
@@ -145,7 +151,10 @@ impl<S> LoadShed<S> {
     pub(crate) fn take_ready(&mut self) -> Result<(), Box<Overloaded>> {
         match std::mem::take(&mut self.ready) {
             true => Ok(()),
-            false => Err((self.refusal.take()).unwrap_or_else(|| Box::new(NOT_READY))),
+            false => Err(match self.offer.take() {
+                Some(offer) => offer.take_up(),
+                None => Box::new(NOT_READY),
+            }),
         }
     }
 

@@ -123,7 +123,7 @@
 //! | --- | --- | --- | --- |
 //! | WARN | `requests are refused` | every layer with a limit, a rate or a queue | `reason` of the first |
 //! | WARN | `requests are still refused` | the same, once in ten seconds at most | how many were `refused` since the last line, and how long it has `lasted` |
-//! | INFO | `requests are no longer refused` | the same, when there was no refusal for five seconds | how many were `refused` in all, and how long it `lasted` |
+//! | INFO | `requests are no longer refused` | the same, when there was no refusal for five seconds | how many were `refused` in all, and how long it `lasted`, from the first to the last of them |
 //! | DEBUG | `the limit has moved` | `AdaptiveConcurrency`, once a second at most; `CoDel` | `from`, `to`, in how many `moves`, and `why` the last |
 //! | WARN | `a queue stands` | `CoDel` | `p95` of how old requests are |
 //! | INFO | `the queue is gone` | `CoDel` | the same |

@@ -240,7 +240,7 @@ where
 {
     type Response = H::Response;
     type Error = BoxError;
-    type Future = WfqResponseFuture<S, R, H>;
+    type Future = WfqResponseFuture<S, S::Future, R, H>;
 
     /// Always ready. A request waits in its response future, because only `call` sees the request.
     #[inline]

@@ -140,11 +140,61 @@ async fn a_flood_of_refusals_is_a_few_lines_and_none_is_left_out() {
     handle.snapshot();
     assert_eq!(
         lines(),
-        ["INFO requests are no longer refused: layer=orders refused=25000 lasted=25s"]
+        ["INFO requests are no longer refused: layer=orders refused=25000 lasted=24.999s"]
     );
     advance(60 * SEC).await;
     handle.snapshot();
     assert_eq!(lines(), [""; 0], "it is said once");
+}
+
+/// Nobody looks for a while after the last of them.
+#[tokio::test(start_paused = true)]
+async fn an_episode_lasts_until_its_last_rejection() {
+    for apart in [SEC, 100 * MS, 20 * MS, 7 * MS, MS, MS / 20] {
+        let handle = ConcurrencyLimitLayer::new(1).handle();
+        listen(|| ());
+        let permit = handle.try_acquire().unwrap();
+        let count = 1 + (3 * SEC).as_nanos() / apart.as_nanos();
+        for n in 0..count {
+            assert!(handle.try_acquire().is_err());
+            advance(if n + 1 < count { apart } else { Duration::ZERO }).await;
+        }
+        drop(permit);
+        lines();
+        advance(24_900 * MS).await;
+        handle.snapshot();
+        advance(5 * SEC).await;
+        handle.snapshot();
+        let lasted = apart * (count as u32 - 1);
+        let line = format!(
+            "INFO requests are no longer refused: layer=concurrency_limit refused={count} lasted={lasted:?}"
+        );
+        assert_eq!(lines(), [line], "one every {apart:?}");
+    }
+}
+
+/// A flood, then a trickle, which is seen as it is once somebody has looked.
+#[tokio::test(start_paused = true)]
+async fn an_episode_that_gets_slower_lasts_until_its_last_rejection() {
+    let handle = ConcurrencyLimitLayer::new(1).handle();
+    listen(|| ());
+    let _permit = handle.try_acquire().unwrap();
+    for _ in 0..10_000 {
+        assert!(handle.try_acquire().is_err());
+        advance(MS / 100).await;
+    }
+    advance(SEC).await;
+    handle.snapshot();
+    for _ in 0..9 {
+        assert!(handle.try_acquire().is_err());
+        advance(SEC).await;
+    }
+    lines();
+    advance(60 * SEC).await;
+    handle.snapshot();
+    let line =
+        "INFO requests are no longer refused: layer=concurrency_limit refused=10009 lasted=9.1s";
+    assert_eq!(lines(), [line]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,8 +64,8 @@ pub(crate) struct Bounds {
 #[non_exhaustive]
 pub struct Rejected {
     /// Refused at the limit, to a caller that did not want to wait: [`Reason::AtLimit`], or
-    /// [`Reason::ExceedsBurst`]. A [`LoadShed`](crate::LoadShed) is refused when it asks, that is in its
-    /// `poll_ready`.
+    /// [`Reason::ExceedsBurst`]. What a [`LoadShed`](crate::LoadShed) rejects for this limit counts when it is
+    /// called: a limit that is full but passed over for another, or polled and not called, has rejected nothing.
     pub at_limit: u64,
     /// Refused because the queue was full: [`Reason::QueueFull`].
     pub queue_full: u64,

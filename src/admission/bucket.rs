@@ -26,13 +26,15 @@ use self::shared_refill::SharedRefill;
 use super::{
     bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
     claim::{Entered, Limiter},
+    foreign::Foreign,
     queue::{Queue, Ticket},
+    shed::Offer,
     waits::Waits,
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
     algorithm::token_bucket::Refill,
-    sync::{AtomicU64, Mutex, Ordering::*, lock},
+    sync::{Arc, AtomicU64, Mutex, Ordering::*, lock},
 };
 
 const QUEUED: u64 = 1;
@@ -252,11 +254,12 @@ impl Bucket {
     /// timer anew if it has to. All are woken but the caller itself, which is the one with ticket `me`.
     #[cold]
     fn settle(&self, me: u64) {
+        let mut foreign = Foreign::default(); // a waker that panics keeps no tokens from the others
         let mut more = true;
         while more {
             let mut slow = lock(&self.slow);
             let Some((number, &n)) = slow.queue.head() else {
-                return;
+                break;
             };
             let refill = self.refill.load();
             let word = self.word.load(Acquire);
@@ -278,7 +281,7 @@ impl Bucket {
                         waker
                     })
                 }
-                None if number > slow.stale || number == slow.told => return,
+                None if number > slow.stale || number == slow.told => break,
                 None => {
                     slow.told = number;
                     more = false;
@@ -287,10 +290,11 @@ impl Bucket {
             };
             drop(slow);
             match waker {
-                Some(waker) if number != me => waker.wake(),
+                Some(waker) if number != me => foreign.run(|| waker.wake()),
                 _ => {}
             }
         }
+        foreign.finish();
     }
 }
 
@@ -405,6 +409,10 @@ impl Limiter for Bucket {
         };
         let retry_after = self.wait(behind(ahead, n)).max(SHORTEST_RETRY_AFTER);
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+
+    fn offer(bucket: &Arc<Self>, n: u64) -> Offer {
+        Offer::Tokens(Arc::clone(bucket), n)
     }
 }
 

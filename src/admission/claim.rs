@@ -15,12 +15,12 @@ use super::{
     bounds::Bounds,
     nested::{self, LimiterId},
     queue::Ticket,
-    shed,
+    shed::{self, Offer},
 };
 use crate::{BoxError, Overloaded, Reason, sync::Arc};
 
 /// What a claim is made on: something that admits, lets wait, and refuses.
-pub(crate) trait Limiter {
+pub(crate) trait Limiter: Sized {
     /// What a caller asks for, where that differs.
     type Ask: Copy;
 
@@ -45,6 +45,9 @@ pub(crate) trait Limiter {
 
     /// Makes the refusal, and counts it.
     fn refuse(&self, ask: Self::Ask, reason: Reason) -> Box<Overloaded>;
+
+    /// To refuse at the limit, should it come to that.
+    fn offer(limiter: &Arc<Self>, ask: Self::Ask) -> Offer;
 }
 
 /// What became of a caller that was not admitted at once.
@@ -276,7 +279,7 @@ impl<L: Limiter> Claim<L> {
             return Poll::Ready(());
         }
         self.state = State::Idle;
-        shed::leave(cx, || self.limiter.refuse(self.ask, Reason::AtLimit));
+        shed::leave(cx, || L::offer(&self.limiter, self.ask));
         Poll::Pending
     }
 

@@ -49,6 +49,7 @@ use self::{
 use super::{
     bounds::{Bounds, Rejected},
     fingerprint::{Fingerprint, Fingerprints},
+    foreign::Foreign,
     waits::Waits,
 };
 use crate::{
@@ -197,13 +198,22 @@ impl Wakes {
         Self { granted, ..self }
     }
 
+    #[inline]
     pub(crate) fn wake(self) {
-        if let Some((_, waker)) = self.granted {
-            waker.wake();
+        match (self.granted, self.evicted) {
+            (granted, Some(evicted)) => Self::wake_both(granted, evicted),
+            (Some((_, waker)), None) => waker.wake(),
+            (None, None) => {}
         }
-        if let Some(waker) = self.evicted {
-            waker.wake();
-        }
+    }
+
+    /// Neither goes without because the other's waker panics.
+    #[cold]
+    fn wake_both(granted: Option<(Ticket, Waker)>, evicted: Waker) {
+        let mut foreign = Foreign::default();
+        foreign.run(|| granted.into_iter().for_each(|(_, waker)| waker.wake()));
+        foreign.run(|| evicted.wake());
+        foreign.finish();
     }
 }
 
@@ -793,5 +803,44 @@ impl fmt::Debug for FairGate {
             .field("waiting", &snapshot.waiting)
             .field("running", &snapshot.running)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::SeqCst},
+        },
+        task::Wake,
+    };
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Panics(AtomicUsize);
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+            panic!("the waker panics");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_from_being_woken() {
+        let woken = Arc::new(Panics::default());
+        let waker = || Waker::from(Arc::clone(&woken));
+        let mut queue = FairQueue::new();
+        let tenant = queue.add_tenant(1);
+        let ticket = queue.push(tenant, NonZeroU32::MIN, 0, waker());
+        let wakes = Wakes {
+            granted: Some((ticket, waker())),
+            evicted: Some(waker()),
+        };
+        assert!(catch_unwind(AssertUnwindSafe(|| wakes.wake())).is_err());
+        assert_eq!(woken.0.load(SeqCst), 2);
     }
 }

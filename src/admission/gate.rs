@@ -30,8 +30,10 @@ use std::{fmt, task::Waker, time::Duration};
 use super::{
     bounds::{Bounds, Rejected, nanos},
     claim::{Entered, Limiter},
+    foreign::Foreign,
     governor::Governor,
     queue::{Queue, Ticket},
+    shed::Offer,
     waits::{WaitCounts, Waits},
     word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
 };
@@ -39,7 +41,7 @@ use crate::{
     ConfigError, Overloaded, Reason,
     algorithm::drain_rate::{DEFAULT_WAIT, DrainRate},
     clock::Clock,
-    sync::{AtomicU64, AtomicUsize, Mutex, Ordering::*, lock},
+    sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::*, lock},
 };
 
 /// A look at the clock costs more than a refusal at the limit does: one in so many looks, and whoever
@@ -321,25 +323,27 @@ impl Gate {
         self.wake(granted);
     }
 
-    /// Hands what is free to those who wait, in their order.
+    /// Hands what is free to the waiters, in their order. A waker that panics keeps nobody else from what is
+    /// free, or from being woken.
     #[cold]
     pub(crate) fn settle(&self) {
-        loop {
+        let mut foreign = Foreign::default();
+        let mut folded = false;
+        let mut more = true;
+        while more {
             let mut slow = lock(&self.slow);
-            let folded = self.fold(&mut slow);
+            folded |= self.fold(&mut slow);
             let granted = self.grant_free(&mut slow);
             drop(slow);
-            if folded {
-                self.bounds.settle_report();
-            }
-            let Some((granted, more)) = granted else {
-                return;
-            };
-            self.wake(granted);
-            if !more {
-                return;
-            }
+            more = granted.is_some_and(|(granted, more)| {
+                foreign.run(|| self.wake(granted));
+                more
+            });
         }
+        if folded {
+            foreign.run(|| self.bounds.settle_report());
+        }
+        foreign.finish();
     }
 
     /// Grants a free permit to the head of the queue. Says also whether there is another to grant.
@@ -497,6 +501,10 @@ impl Limiter for Gate {
         }
         let retry_after = Duration::from_nanos(self.retry_after.load(Relaxed));
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+
+    fn offer(gate: &Arc<Self>, (): ()) -> Offer {
+        Offer::Permit(Arc::clone(gate))
     }
 }
 

@@ -18,6 +18,7 @@ use super::{
     bounds::Name,
     claim::{Claim, Limiter},
     fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
+    foreign::Foreign,
     gate::{self, Gate},
     nested::LimiterId,
     permit::Permit,
@@ -170,7 +171,7 @@ impl KeyedGates {
             gate.resize(limit);
         }
         drop(state);
-        gates.iter().for_each(|gate| gate.settle());
+        settle_all(&gates);
         Ok(())
     }
 
@@ -205,7 +206,7 @@ impl KeyedGates {
         });
         let gates: Vec<_> = in_use.collect();
         drop(state);
-        gates.iter().for_each(|gate| gate.settle());
+        settle_all(&gates);
     }
 
     /// `None` is the limit of all.
@@ -394,6 +395,15 @@ impl End {
             Self::TimedOut => &mut totals.timed_out,
         } += 1;
     }
+}
+
+/// Hands what is free at each of them to its waiters, also where the wakers of another panic.
+fn settle_all(gates: &[Arc<Gate>]) {
+    let mut foreign = Foreign::default();
+    for gate in gates {
+        foreign.run(|| gate.settle());
+    }
+    foreign.finish();
 }
 
 /// A request, at the gate of its key. Dropping it leaves.

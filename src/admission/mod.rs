@@ -17,8 +17,9 @@
 //! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
 //! `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
-//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait. `nested.rs` finds, in debug
-//! builds, a request that waits for a limiter of which it holds a permit.
+//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait. `foreign.rs`
+//! wakes several waiters although a waker may panic. `nested.rs` finds, in debug builds, a request that waits for a
+//! limiter of which it holds a permit.
 
 pub(crate) mod age_gate;
 pub(crate) mod bounds;
@@ -28,6 +29,7 @@ pub(crate) mod circuits;
 pub(crate) mod claim;
 pub(crate) mod fair_gate;
 pub(crate) mod fingerprint;
+mod foreign;
 pub(crate) mod gate;
 pub(crate) mod governor;
 pub(crate) mod keyed_buckets;

@@ -2,12 +2,14 @@
 //!
 //! `LoadShed` polls its inner service with a waker of its own that wakes nobody. A full gate that
 //! is polled with that very waker knows that nobody will come back for what it might set aside: it
-//! answers `Pending` without queueing, and leaves its refusal for `LoadShed` to report.
+//! answers `Pending` without queueing, and leaves an [`Offer`] to reject the request. `LoadShed` takes it up
+//! if it is called. Not before that is the rejection made and counted: a service in between may find another gate
+//! with room, and a service that is polled need not be called.
 //!
 //! The question goes by waker and not by a thread-local flag, because a service in between may
 //! poll *other* futures inside its `poll_ready` (`Balance`, any `FuturesUnordered`). Those have
 //! wakers of their own, so a gate under them queues as usual; under a flag it would answer an
-//! unqueued `Pending` that nobody ever wakes. Only the refusal travels by thread-local, written by
+//! unqueued `Pending` that nobody ever wakes. Only the offer travels by thread-local, written by
 //! a gate that saw the waker.
 //!
 //! A limiter whose queue is full is ready too, to refuse in `call`. A [`CoDel`](crate::CoDel) outside has to know: such a
@@ -18,30 +20,65 @@
 
 use std::{
     cell::Cell,
+    fmt,
+    mem::{self, ManuallyDrop},
     ptr,
-    sync::{Arc, LazyLock},
+    sync::LazyLock,
     task::{Context, Poll, Wake, Waker},
 };
 
-use crate::Overloaded;
+use super::{bucket::Bucket, claim::Limiter, gate::Gate};
+use crate::{Overloaded, Reason, sync::Arc};
 
 /// Not empty: a pointer to something of size zero may be the address of another object too.
 struct Nobody(#[allow(dead_code)] u8);
 
 impl Wake for Nobody {
-    fn wake(self: Arc<Self>) {}
-    fn wake_by_ref(self: &Arc<Self>) {}
+    fn wake(self: std::sync::Arc<Self>) {}
+    fn wake_by_ref(self: &std::sync::Arc<Self>) {}
 }
 
 /// Told from every other waker by the address in it, of an `Arc` that lives as long as the process.
-static SHEDDING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody(0))));
-static TRYING: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody(0))));
+static SHEDDING: LazyLock<Waker> = LazyLock::new(nobody);
+static TRYING: LazyLock<Waker> = LazyLock::new(nobody);
+
+fn nobody() -> Waker {
+    Waker::from(std::sync::Arc::new(Nobody(0)))
+}
+
+/// A gate that was full, and would reject the request.
+pub(crate) enum Offer {
+    Permit(Arc<Gate>),
+    Tokens(Arc<Bucket>, u64),
+}
+
+impl Offer {
+    /// The request is rejected: that is counted now.
+    pub(crate) fn take_up(self) -> Box<Overloaded> {
+        match self {
+            Self::Permit(gate) => gate.refuse((), Reason::AtLimit),
+            Self::Tokens(bucket, n) => bucket.refuse(n, Reason::AtLimit),
+        }
+    }
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Permit(gate) => gate.bounds.name(),
+            Self::Tokens(bucket, _) => bucket.bounds.name(),
+        };
+        f.debug_tuple("Offer").field(&name).finish()
+    }
+}
 
 thread_local! {
     /// Whether a service that was just said to be ready is so only to refuse.
     static REFUSING: Cell<bool> = const { Cell::new(false) };
-    // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
-    static REFUSAL: Cell<Option<Box<Overloaded>>> = const { Cell::new(None) };
+    /// Whether there is an offer. Most sheds are left none, and only look at this.
+    static LEFT: Cell<bool> = const { Cell::new(false) };
+    /// A destructor would have to be set up, and asked for at each use. None is needed: `poll` takes out what it finds.
+    static OFFER: Cell<ManuallyDrop<Option<Offer>>> = const { Cell::new(ManuallyDrop::new(None)) };
 }
 
 /// Whether the caller does not wait: it sheds, or only tries. It will not be woken.
@@ -51,12 +88,19 @@ pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
     ptr::eq(data, SHEDDING.data()) || ptr::eq(data, TRYING.data())
 }
 
-/// Leaves a refusal for the caller, if it is one that sheds.
-pub(crate) fn leave(cx: &Context<'_>, refusal: impl FnOnce() -> Box<Overloaded>) {
+/// Leaves an offer for the caller, if it is one that sheds.
+pub(crate) fn leave(cx: &Context<'_>, offer: impl FnOnce() -> Offer) {
     if ptr::eq(cx.waker().data(), SHEDDING.data()) {
-        // Dropped unread where a service in between polls several of ours: one refusal is enough.
-        REFUSAL.set(Some(refusal()));
+        // Where a service in between polls several of ours, the last one stands.
+        put(Some(offer()));
     }
+}
+
+/// Gives back what was there before.
+#[inline]
+fn put(offer: Option<Offer>) -> Option<Offer> {
+    LEFT.set(offer.is_some());
+    ManuallyDrop::into_inner(OFFER.replace(ManuallyDrop::new(offer)))
 }
 
 /// A limiter says that it is ready, but only to refuse in `call`.
@@ -80,31 +124,60 @@ pub(crate) fn try_now<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll
     poll(&mut Context::from_waker(&TRYING))
 }
 
-/// Polls without wanting to wait. Where it is `Pending`, also gives the refusal that was left by
+/// Polls without wanting to wait. Where it is `Pending`, also gives the offer that was left by
 /// the layer of ours that held it up, if it was one of ours.
 #[inline]
-pub(crate) fn poll<T>(
-    poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-) -> (Poll<T>, Option<Box<Overloaded>>) {
-    // What an outer shed may have been left so far is kept for it.
-    let outer = REFUSAL.take();
+pub(crate) fn poll<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> (Poll<T>, Option<Offer>) {
+    // What an outer shed was left so far is kept for it.
+    let _outer = LEFT.get().then(Outer::new);
+    let forget = Forget;
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    let refusal = REFUSAL.replace(outer);
-    (polled, refusal)
+    mem::forget(forget);
+    let offer = if LEFT.get() { put(None) } else { None };
+    match polled {
+        Poll::Pending => (Poll::Pending, offer),
+        ready => (ready, None),
+    }
+}
+
+/// What an outer shed was left, until it is its turn again.
+struct Outer(Option<Offer>);
+
+impl Outer {
+    #[cold]
+    fn new() -> Self {
+        Self(put(None))
+    }
+}
+
+impl Drop for Outer {
+    #[cold]
+    fn drop(&mut self) {
+        put(self.0.take());
+    }
+}
+
+/// If the service panics, what it was left is nobody's.
+struct Forget;
+
+impl Drop for Forget {
+    #[cold]
+    fn drop(&mut self) {
+        put(None);
+    }
 }
 
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests {
     use super::*;
-    use crate::Reason;
-    use std::time::Duration;
 
-    fn refusal(layer: &'static str) -> Box<Overloaded> {
-        Box::new(Overloaded::new(
-            layer,
-            Reason::AtLimit,
-            Duration::from_secs(1),
-        ))
+    fn offer(layer: &'static str) -> Offer {
+        Offer::Permit(Arc::new(Gate::new(layer, 1).unwrap()))
+    }
+
+    #[track_caller]
+    fn assert_is(offer: Option<Offer>, layer: &'static str) {
+        assert_eq!(offer.expect("one was left").take_up().layer(), layer);
     }
 
     #[test]
@@ -115,24 +188,38 @@ mod tests {
             Poll::Ready(())
         });
         assert!(!is_shedding(&Context::from_waker(Waker::noop())));
-        let other = Waker::from(Arc::new(Nobody(0)));
-        assert!(!is_shedding(&Context::from_waker(&other)));
+        assert!(!is_shedding(&Context::from_waker(&nobody())));
     }
 
     #[test]
     fn a_refusal_reaches_the_nearest_shed_only() {
         let (_, outer) = poll(|cx| {
-            leave(cx, || refusal("outer"));
+            leave(cx, || offer("outer"));
             let (_, inner) = poll(|cx| {
-                leave(cx, || refusal("inner"));
+                leave(cx, || offer("inner"));
                 Poll::<()>::Pending
             });
-            assert_eq!(inner, Some(refusal("inner")));
+            assert_is(inner, "inner");
             Poll::<()>::Pending
         });
-        assert_eq!(outer, Some(refusal("outer")));
+        assert_is(outer, "outer");
         let (_, none) = poll(|_| Poll::<()>::Pending);
-        assert_eq!(none, None);
+        assert!(none.is_none());
+    }
+
+    #[test]
+    fn what_is_ready_after_all_leaves_nothing_behind() {
+        let (_, outer) = poll(|cx| {
+            let (_, none) = poll(|cx| {
+                leave(cx, || offer("inner"));
+                Poll::Ready(())
+            });
+            assert!(none.is_none());
+            leave(cx, || offer("first"));
+            leave(cx, || offer("last"));
+            Poll::<()>::Pending
+        });
+        assert_is(outer, "last");
     }
 
     #[test]
@@ -144,6 +231,6 @@ mod tests {
                 Poll::<()>::Pending
             })
         });
-        assert_eq!(none, None);
+        assert!(none.is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! What a file has, before it is known what it means.
 //!
-//! Everything is taken as it comes, whatever its type, and only then looked at field by field. So whatever
-//! is wrong with it, it can be said which field it is, what is allowed there, and what was found.
+//! A value is taken as it comes, whatever its type, and only then looked at. So whatever is wrong with it, the error
+//! says which field it is, what is allowed there, and what was found.
 
 use std::{
     collections::BTreeMap,
@@ -9,8 +9,6 @@ use std::{
     num::{NonZeroU32, NonZeroUsize},
     time::Duration,
 };
-
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::{Law, units};
 use crate::{ConfigError, Rate};
@@ -45,7 +43,7 @@ impl fmt::Display for Given {
     }
 }
 
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     let mut short: String = text.chars().take(LONGEST_TEXT).collect();
     if short.len() < text.len() {
         short.push('…');
@@ -53,83 +51,9 @@ fn shortened(text: &str) -> String {
     short
 }
 
-impl<'de> Deserialize<'de> for Given {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Anything)
-    }
-}
-
-struct Anything;
-
-impl<'de> Visitor<'de> for Anything {
-    type Value = Given;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value, or a table of fields")
-    }
-
-    fn visit_bool<E>(self, flag: bool) -> Result<Given, E> {
-        Ok(Given::Flag(flag))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Given, E> {
-        Ok(Given::Whole(number.into()))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Given, E> {
-        Ok(Given::Whole(number.into()))
-    }
-
-    fn visit_i128<E>(self, number: i128) -> Result<Given, E> {
-        Ok(Given::Whole(number))
-    }
-
-    fn visit_u128<E>(self, number: u128) -> Result<Given, E> {
-        Ok(Given::Whole(i128::try_from(number).unwrap_or(i128::MAX))) // too much for any field
-    }
-
-    fn visit_f64<E>(self, number: f64) -> Result<Given, E> {
-        Ok(Given::Number(number))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Given, E> {
-        Ok(Given::Text(text.to_owned()))
-    }
-
-    fn visit_unit<E>(self) -> Result<Given, E> {
-        Ok(Given::Nothing)
-    }
-
-    fn visit_none<E>(self) -> Result<Given, E> {
-        Ok(Given::Nothing)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Given, D::Error> {
-        Given::deserialize(deserializer)
-    }
-
-    fn visit_newtype_struct<D: Deserializer<'de>>(
-        self,
-        deserializer: D,
-    ) -> Result<Given, D::Error> {
-        Given::deserialize(deserializer)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Given, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Given::List)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Given, A::Error> {
-        let mut table = BTreeMap::new();
-        while let Some((field, value)) = map.next_entry::<String, Given>()? {
-            if table.contains_key(&field) {
-                let error = ConfigError::that(&shortened(&field), "is given twice");
-                return Err(A::Error::custom(error));
-            }
-            table.insert(field, value);
-        }
-        Ok(Given::Table(table))
+impl Given {
+    pub(super) fn is_there(&self) -> bool {
+        *self != Self::Nothing
     }
 }
 
@@ -139,30 +63,17 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// If it is a table, and has no fields but these. `name` is what it is called if it is not.
-    pub(super) fn of(
-        given: &'a Given,
-        name: &str,
-        known: &[&[&'static str]],
-    ) -> Result<Self, ConfigError> {
-        let Given::Table(given) = given else {
-            return Err(ConfigError::new(name, "a table of fields").found(given));
-        };
-        let known = || known.iter().copied().flatten();
-        let unknown = |field: &&String| !known().any(|known| known == field);
-        match given.keys().find(unknown) {
-            None => Ok(Self { given }),
-            Some(field) => {
-                let known: Vec<_> = known().copied().collect();
-                let problem = format!("is not known here; there are {}", known.join(", "));
-                Err(ConfigError::that(&shortened(field), problem))
-            }
+    /// Of a table. `name` is what it is called if it is none.
+    pub(super) fn of(given: &'a Given, name: &str) -> Result<Self, ConfigError> {
+        match given {
+            Given::Table(given) => Ok(Self { given }),
+            _ => Err(ConfigError::new(name, "a table of fields").found(given)),
         }
     }
 
     pub(super) fn get(&self, field: &str) -> Option<&'a Given> {
         let given = self.given.get(field);
-        given.filter(|given| **given != Given::Nothing)
+        given.filter(|given| given.is_there())
     }
 
     /// The value of a field, if it is there.

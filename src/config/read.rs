@@ -1,8 +1,9 @@
-//! How each config is read. What is left out stays as it is; what there is must be known and make sense.
+//! How each config is read. What is left out stays as it is; what is given must be a known field with an allowed value.
 
 use std::{
     collections::BTreeMap,
     num::{NonZeroU32, NonZeroUsize},
+    time::Duration,
 };
 
 use serde::de::{Deserialize, Deserializer, Error};
@@ -11,6 +12,7 @@ use super::{
     AdaptiveConcurrencyConfig, ConcurrencyLimitConfig, EdgeConfig, KeyedCircuitBreakerConfig,
     KeyedConcurrencyLimitConfig, KeyedRateLimitConfig, Law, RateLimitConfig, SaturationConfig,
     given::{Fields, Given, Value},
+    schema::{self, Field, Pair, Schema},
 };
 use crate::{
     CircuitBreakerConfig, CoDelConfig, ConfigError, Rate, WfqConfig,
@@ -23,10 +25,7 @@ use crate::{
 };
 
 trait Config: Sized {
-    /// What it is called where there is no field that it is the value of.
-    const NAME: &'static str;
-    /// Its own, and those of its parts that stand beside them.
-    const FIELDS: &'static [&'static [&'static str]];
+    const SCHEMA: Schema;
 
     /// What it is where nothing is given.
     fn blank() -> Self;
@@ -36,9 +35,14 @@ trait Config: Sized {
     fn check(&self) -> Result<(), ConfigError>;
 
     fn read_all(&mut self, given: &Given) -> Result<(), ConfigError> {
-        let fields = Fields::of(given, Self::NAME, Self::FIELDS)?;
+        let fields = Fields::of(given, Self::SCHEMA.name)?;
         self.read(&fields)?;
         self.check().map_err(|error| fields.explain(error))
+    }
+
+    /// Whether a table makes such a config.
+    fn check_table(given: &Given) -> Result<(), ConfigError> {
+        Self::blank().read_all(given)
     }
 
     /// As a field of another config.
@@ -55,10 +59,14 @@ trait Config: Sized {
 }
 
 macro_rules! config {
-    ($config:ty, $name:literal, $fields:expr, $blank:expr, $check:expr, |$self:ident, $given:ident| $read:block) => {
+    ($config:ty, $name:literal, $fields:expr, $pairs:expr, $blank:expr, $check:expr, |$self:ident, $given:ident| $read:block) => {
         impl Config for $config {
-            const NAME: &'static str = $name;
-            const FIELDS: &'static [&'static [&'static str]] = &$fields;
+            const SCHEMA: Schema = Schema {
+                name: $name,
+                fields: &$fields,
+                pairs: &$pairs,
+                check: Self::check_table,
+            };
 
             fn blank() -> Self {
                 $blank
@@ -77,12 +85,33 @@ macro_rules! config {
 
         impl<'de> Deserialize<'de> for $config {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let given = Given::deserialize(deserializer)?;
+                let given = schema::read_table(&<$config as Config>::SCHEMA, deserializer)?;
                 let mut config = <$config as Config>::blank();
                 config.read_all(&given).map_err(D::Error::custom)?;
                 Ok(config)
             }
         }
+    };
+}
+
+/// Two fields of a config, of which the second can make the first wrong.
+const fn pair<C: Config>(wrong: &'static str, because: &'static str) -> Pair {
+    Pair {
+        fields: (wrong, because),
+        check: C::check_table,
+    }
+}
+
+/// A field that may be wrong whatever the others are: what the config says of it that has this value and no other.
+macro_rules! alone {
+    ($name:literal, $type:ty, |$value:ident| $check:expr) => {
+        Field::checked($name, |field, given| {
+            let $value = <$type as Value>::read(field, given)?;
+            match $check {
+                Err(error) if error.field() == field => Err(error.found(given)),
+                _ => Ok(()),
+            }
+        })
     };
 }
 
@@ -94,7 +123,12 @@ fn some_rate() -> Rate {
 config!(
     ConcurrencyLimitConfig,
     "concurrency_limit",
-    [&["limit", "max_waiting", "max_wait"]],
+    [&[
+        Field::value::<NonZeroUsize>("limit"),
+        Field::value::<usize>("max_waiting"),
+        Field::value::<Duration>("max_wait"),
+    ]],
+    [],
     Self::new(1),
     ConcurrencyLimitConfig::check,
     |config, fields| {
@@ -107,7 +141,12 @@ config!(
 config!(
     RateLimitConfig,
     "rate_limit",
-    [&["rate", "max_waiting", "max_wait"]],
+    [&[
+        Field::value::<Rate>("rate"),
+        Field::value::<usize>("max_waiting"),
+        Field::value::<Duration>("max_wait"),
+    ]],
+    [],
     Self::new(some_rate()),
     RateLimitConfig::check,
     |config, fields| {
@@ -120,7 +159,14 @@ config!(
 config!(
     KeyedRateLimitConfig,
     "keyed_rate_limit",
-    [&["rate", "global", "max_keys", "max_waiting", "max_wait"]],
+    [&[
+        Field::value::<Rate>("rate"),
+        Field::value::<Rate>("global"),
+        Field::value::<usize>("max_keys"),
+        Field::value::<usize>("max_waiting"),
+        Field::value::<Duration>("max_wait"),
+    ]],
+    [],
     Self::new(some_rate()),
     KeyedRateLimitConfig::check,
     |config, fields| {
@@ -136,12 +182,13 @@ config!(
     KeyedConcurrencyLimitConfig,
     "keyed_concurrency_limit",
     [&[
-        "limit",
-        "limits",
-        "max_waiting",
-        "max_waiting_per_key",
-        "max_wait"
+        Field::value::<NonZeroUsize>("limit"),
+        Field::names::<NonZeroUsize>("limits", |_| Ok(())),
+        Field::value::<usize>("max_waiting"),
+        Field::value::<usize>("max_waiting_per_key"),
+        Field::value::<Duration>("max_wait"),
     ]],
+    [],
     Self::new(1),
     KeyedConcurrencyLimitConfig::check,
     |config, fields| {
@@ -160,14 +207,19 @@ config!(
     AdaptiveConcurrencyConfig,
     "adaptive_concurrency",
     [&[
-        "law",
-        "min",
-        "initial",
-        "max",
-        "pinned",
-        "max_waiting",
-        "max_wait"
+        Field::value::<Law>("law"),
+        Field::value::<NonZeroUsize>("min"),
+        Field::value::<NonZeroUsize>("initial"),
+        Field::value::<NonZeroUsize>("max"),
+        Field::value::<NonZeroUsize>("pinned"),
+        Field::value::<usize>("max_waiting"),
+        Field::value::<Duration>("max_wait"),
     ]],
+    [
+        pair::<Self>("min", "max"),
+        pair::<Self>("initial", "min"),
+        pair::<Self>("initial", "max"),
+    ],
     Self::default(),
     AdaptiveConcurrencyConfig::check,
     |config, fields| {
@@ -185,12 +237,20 @@ config!(
     CoDelConfig,
     "codel",
     [&[
-        "target",
-        "interval",
-        "min_concurrency",
-        "max_concurrency",
-        "max_sojourn"
+        alone!("target", Duration, |time| Self::default()
+            .target(time)
+            .check()),
+        Field::value::<Duration>("interval"),
+        Field::value::<NonZeroUsize>("min_concurrency"),
+        Field::value::<NonZeroUsize>("max_concurrency"),
+        alone!("max_sojourn", Duration, |time| Self::default()
+            .max_sojourn(time)
+            .check()),
     ]],
+    [
+        pair::<Self>("interval", "target"),
+        pair::<Self>("min_concurrency", "max_concurrency"),
+    ],
     Self::default(),
     CoDelConfig::check,
     |config, fields| {
@@ -208,14 +268,15 @@ config!(
     WfqConfig,
     "wfq",
     [&[
-        "weights",
-        "default_weight",
-        "max_waiting",
-        "max_waiting_per_tenant",
-        "max_wait",
-        "max_tenants",
-        "max_in_flight_per_tenant",
+        Field::names::<Weight>("weights", check_tenant),
+        Field::value::<Weight>("default_weight"),
+        Field::value::<usize>("max_waiting"),
+        Field::value::<usize>("max_waiting_per_tenant"),
+        Field::value::<Duration>("max_wait"),
+        Field::value::<usize>("max_tenants"),
+        Field::value::<NonZeroU32>("max_in_flight_per_tenant"),
     ]],
+    [],
     Self::default(),
     WfqConfig::check,
     |config, fields| {
@@ -237,6 +298,16 @@ config!(
     }
 );
 
+/// Of a weight of its own.
+fn check_tenant(name: &str) -> Result<(), ConfigError> {
+    let weights = [(name.to_owned(), 1)].into_iter().collect();
+    let config = WfqConfig {
+        weights,
+        ..WfqConfig::default()
+    };
+    config.check()
+}
+
 struct Weight(u32);
 
 value!(Weight: A_WEIGHT, Given::Whole(number) => {
@@ -244,20 +315,33 @@ value!(Weight: A_WEIGHT, Given::Whole(number) => {
     weight.and_then(|weight| check_weight(weight).ok()).map(Self)
 });
 
-const CIRCUIT: &[&str] = &[
-    "failures",
-    "failure_rate",
-    "window",
-    "min_calls",
-    "cooldown",
-    "successes",
-    "probe_lease",
+const CIRCUIT: &[Field] = &[
+    Field::value::<NonZeroU32>("failures"),
+    alone!("failure_rate", f64, |share| circuit()
+        .failure_rate(share, Duration::MAX, 1)
+        .check()),
+    alone!("window", Duration, |window| circuit()
+        .failure_rate(1.0, window, 1)
+        .check()),
+    Field::value::<NonZeroU32>("min_calls"),
+    alone!("cooldown", Duration, |time| circuit()
+        .cooldown(time)
+        .check()),
+    Field::value::<NonZeroU32>("successes"),
+    alone!("probe_lease", Duration, |time| circuit()
+        .probe_lease(time)
+        .check()),
 ];
+
+fn circuit() -> CircuitBreakerConfig {
+    CircuitBreakerConfig::default()
+}
 
 config!(
     CircuitBreakerConfig,
     "circuit_breaker",
     [CIRCUIT],
+    [pair::<CircuitBreakerConfig>("failures", "failure_rate")],
     Self::default(),
     CircuitBreakerConfig::check,
     |config, fields| {
@@ -296,7 +380,8 @@ config!(
 config!(
     KeyedCircuitBreakerConfig,
     "keyed_circuit_breaker",
-    [CIRCUIT, &["max_keys"]],
+    [CIRCUIT, &[Field::value::<usize>("max_keys")]],
+    [pair::<CircuitBreakerConfig>("failures", "failure_rate")],
     Self::default(),
     KeyedCircuitBreakerConfig::check,
     |config, fields| {
@@ -305,12 +390,57 @@ config!(
     }
 );
 
-const THRESHOLDS: &[&str] = &["warning", "critical", "overflow", "hysteresis"];
+const THRESHOLDS: &[Field] = &[
+    alone!("warning", f64, |share| saturation::check(
+        &low().warning(share)
+    )),
+    alone!("critical", f64, |share| saturation::check(
+        &low().critical(share)
+    )),
+    alone!("overflow", f64, |share| saturation::check(
+        &low().overflow(share)
+    )),
+    alone!("hysteresis", f64, |share| saturation::check(
+        &high().hysteresis(share)
+    )),
+];
+
+const THRESHOLD_PAIRS: [Pair; 3] = {
+    const fn pair(wrong: &'static str, because: &'static str) -> Pair {
+        Pair {
+            fields: (wrong, because),
+            check: |given| wide().read_all(given),
+        }
+    }
+    [
+        pair("critical", "warning"),
+        pair("overflow", "critical"),
+        pair("hysteresis", "warning"),
+    ]
+};
+
+/// So low that each of the first three may be anything above 0.
+fn low() -> Thresholds {
+    let least = f64::MIN_POSITIVE;
+    let low = Thresholds::default().warning(least).critical(2.0 * least);
+    low.hysteresis(0.0)
+}
+
+/// So high that the hysteresis may be anything from 0.
+fn high() -> Thresholds {
+    wide().warning(1e299)
+}
+
+/// So wide that any two of them only have to fit each other.
+fn wide() -> Thresholds {
+    low().critical(1e300).overflow(1e301)
+}
 
 config!(
     SaturationConfig,
     "saturation",
-    [THRESHOLDS, &["sample_every"]],
+    [THRESHOLDS, &[Field::value::<Duration>("sample_every")]],
+    THRESHOLD_PAIRS,
     Self::default(),
     SaturationConfig::check,
     |config, fields| {
@@ -322,7 +452,12 @@ config!(
 config!(
     EdgeConfig,
     "edge",
-    [&["wfq", "codel", "adaptive"]],
+    [&[
+        Field::table("wfq", &<WfqConfig as Config>::SCHEMA),
+        Field::table("codel", &<CoDelConfig as Config>::SCHEMA),
+        Field::table("adaptive", &<AdaptiveConcurrencyConfig as Config>::SCHEMA),
+    ]],
+    [],
     Self::default(),
     EdgeConfig::check,
     |config, fields| {
@@ -336,6 +471,7 @@ config!(
     Thresholds,
     "thresholds",
     [THRESHOLDS],
+    THRESHOLD_PAIRS,
     Self::default(),
     saturation::check,
     |thresholds, fields| {
@@ -350,8 +486,7 @@ macro_rules! single_value {
     ($($type:ty, $name:literal);*) => {$(
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let given = Given::deserialize(deserializer)?;
-                Value::read($name, &given).map_err(D::Error::custom)
+                schema::read_value($name, deserializer)
             }
         }
     )*};

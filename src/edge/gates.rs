@@ -113,8 +113,12 @@ pub(super) type Admitted<S, H> =
     CoDel<AdaptiveConcurrency<LoadShed<S>, ByStatus, <H as HoldKind>::Of<Permit>>>;
 
 /// The way of a request that has to wait.
-pub(super) type LongWay<S, R, H> =
-    WfqResponseFuture<Admitted<S, H>, R, <H as HoldKind>::Of<Running>>;
+pub(super) type LongWay<S, R, H> = WfqResponseFuture<
+    Admitted<S, H>,
+    <Admitted<S, H> as Service<R>>::Future,
+    R,
+    <H as HoldKind>::Of<Running>,
+>;
 
 impl<S, R, E, H> Service<R> for GatesService<S, E, H>
 where

@@ -23,12 +23,13 @@ use crate::{
 
 pin_project! {
     /// The response of the inner service, once it is the request's turn; or the refusal.
-    pub struct KeyedLimitResponseFuture<S, R, H>
-    where
-        S: Service<R>,
-    {
+    //
+    // The inner future is a parameter, and no field names it by way of `S`: to find it there the compiler would have to
+    // prove `S::Error: Into<BoxError>` again where this is awaited, which it cannot do in an async block if the error is
+    // a `BoxError`. See `tests/spawned.rs`.
+    pub struct KeyedLimitResponseFuture<S, F, R, H> {
         #[pin]
-        state: State<S, S::Future, R, H>,
+        state: State<S, F, R, H>,
     }
 }
 
@@ -51,12 +52,9 @@ struct Waiting<S, R> {
     request: Option<(R, Place)>,
 }
 
-impl<S, R, H> KeyedLimitResponseFuture<S, R, H>
-where
-    S: Service<R>,
-{
+impl<S, F, R, H> KeyedLimitResponseFuture<S, F, R, H> {
     #[inline]
-    pub(super) fn called(future: S::Future, serving: Serving) -> Self
+    pub(super) fn called(future: F, serving: Serving) -> Self
     where
         H: From<Serving>,
     {
@@ -108,9 +106,10 @@ where
     }
 }
 
-impl<S, R, H> Future for KeyedLimitResponseFuture<S, R, H>
+impl<S, F, R, H> Future for KeyedLimitResponseFuture<S, F, R, H>
 where
-    S: Service<R>,
+    S: Service<R, Future = F>,
+    F: Future<Output = Result<S::Response, S::Error>>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Serving>,
 {
@@ -140,10 +139,7 @@ where
     }
 }
 
-impl<S, R, H> fmt::Debug for KeyedLimitResponseFuture<S, R, H>
-where
-    S: Service<R>,
-{
+impl<S, F, R, H> fmt::Debug for KeyedLimitResponseFuture<S, F, R, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimitResponseFuture")
             .finish_non_exhaustive()

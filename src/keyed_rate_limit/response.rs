@@ -17,12 +17,13 @@ use crate::{BoxError, ResponseFuture};
 
 pin_project! {
     /// The response of the inner service, once its turn has come; or the refusal.
-    pub struct KeyedResponseFuture<S, R>
-    where
-        S: Service<R>,
-    {
+    //
+    // The inner future is a parameter, and no field names it by way of `S`: to find it there the compiler would have to
+    // prove `S::Error: Into<BoxError>` again where this is awaited, which it cannot do in an async block if the error is
+    // a `BoxError`. See `tests/spawned.rs`.
+    pub struct KeyedResponseFuture<S, F, R> {
         #[pin]
-        state: State<S, S::Future, R>,
+        state: State<S, F, R>,
     }
 }
 
@@ -43,22 +44,16 @@ struct Waiting<S, R> {
     request: Option<R>,
 }
 
-impl<S, R> From<ResponseFuture<S::Future, ()>> for KeyedResponseFuture<S, R>
-where
-    S: Service<R>,
-{
+impl<S, F, R> From<ResponseFuture<F, ()>> for KeyedResponseFuture<S, F, R> {
     #[inline]
-    fn from(response: ResponseFuture<S::Future, ()>) -> Self {
+    fn from(response: ResponseFuture<F, ()>) -> Self {
         Self {
             state: State::Called { response },
         }
     }
 }
 
-impl<S, R> KeyedResponseFuture<S, R>
-where
-    S: Service<R>,
-{
+impl<S, F, R> KeyedResponseFuture<S, F, R> {
     pub(super) fn waiting(wait: Duration, put_back: PutBack, inner: S, request: R) -> Self {
         let waiting = Box::new(Waiting {
             timer: Box::pin(sleep(wait)),
@@ -89,9 +84,10 @@ where
     }
 }
 
-impl<S, R> Future for KeyedResponseFuture<S, R>
+impl<S, F, R> Future for KeyedResponseFuture<S, F, R>
 where
-    S: Service<R>,
+    S: Service<R, Future = F>,
+    F: Future<Output = Result<S::Response, S::Error>>,
     S::Error: Into<BoxError>,
 {
     type Output = Result<S::Response, BoxError>;
@@ -110,10 +106,7 @@ where
     }
 }
 
-impl<S, R> fmt::Debug for KeyedResponseFuture<S, R>
-where
-    S: Service<R>,
-{
+impl<S, F, R> fmt::Debug for KeyedResponseFuture<S, F, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedResponseFuture")
             .finish_non_exhaustive()

@@ -15,10 +15,11 @@ use crate::{
     clock::Clock,
 };
 
-/// A look takes longer than a refusal. While there are many of them, so many are not looked at, …
+/// A look takes longer than a rejection. In a flood so many are only counted, …
 const MAX_UNSEEN: u64 = 15;
-/// … and no more than come in this time.
-const UNSEEN_FOR: Duration = Duration::from_millis(250);
+/// … and no more than come in this time. That bounds what is not known of an episode's end, and looks at no more
+/// than about a thousand a second while there are fewer than 16 000 of them.
+const UNSEEN_FOR: Duration = Duration::from_millis(1);
 
 /// What one layer has refused lately. It is the log's business alone, so the types are std's in models too.
 #[derive(Debug, Default)]
@@ -29,15 +30,8 @@ pub(crate) struct Refusals {
     unseen: AtomicU64,
     /// Whether it is on trial only.
     shadow: AtomicBool,
-    seen: Mutex<Seen>,
+    episode: Mutex<Episode>,
     clock: Clock,
-}
-
-#[derive(Debug, Default)]
-struct Seen {
-    episode: Episode,
-    at: Duration,
-    total: u64,
 }
 
 impl Refusals {
@@ -53,8 +47,8 @@ impl Refusals {
         }
     }
 
-    /// Whether the episode is over, if there was one. It ends when nothing happens, so somebody has to look:
-    /// whoever takes a snapshot, and every so many requests. The same about locks.
+    /// Tells the log that an episode is over, if it is. It ends when nothing happens, so somebody has to look:
+    /// each snapshot does, and one in so many requests. The same about locks.
     #[inline]
     pub(crate) fn settle(&self, layer: &'static str, total: impl FnOnce() -> u64) {
         if self.running.load(Relaxed) {
@@ -65,35 +59,29 @@ impl Refusals {
     #[cold]
     fn look(&self, layer: &'static str, refused: Option<Reason>, total: u64) {
         let now = self.clock.now();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
+        let slows_down = episode.unseen_for(now) > UNSEEN_FOR;
         let news = match refused {
-            Some(_) => seen.episode.refused(now, total),
-            None => [seen.episode.look(now, total), None],
+            Some(_) => episode.refused(now, total),
+            None => [episode.look(now, total), None],
         };
-        self.running.store(seen.episode.is_running(), Relaxed);
+        self.running.store(episode.is_running(), Relaxed);
         if refused.is_some() {
-            let pace = seen.at_this_pace(now, total).min(MAX_UNSEEN);
-            // Of one that begins there is no pace yet.
+            // There is no pace yet where an episode begins.
             let begins = news[1] == Some(News::Begins);
-            self.unseen.store(if begins { 0 } else { pace }, Relaxed);
+            let unseen = if begins { 0 } else { episode.pace(UNSEEN_FOR) };
+            self.unseen.store(unseen.min(MAX_UNSEEN), Relaxed);
+        } else if slows_down {
+            self.unseen.store(0, Relaxed);
+        }
+        drop(episode);
+        if refused.is_some() {
             self.shadow.fetch_or(events::is_shadow(), Relaxed);
         }
-        drop(seen);
         events::in_shadow_if(self.shadow.load(Relaxed), || {
             for news in news.into_iter().flatten() {
                 events::refusals(layer, refused, news);
             }
         });
-    }
-}
-
-impl Seen {
-    /// How many come in [`UNSEEN_FOR`], if they come as they did since the last look.
-    fn at_this_pace(&mut self, now: Duration, total: u64) -> u64 {
-        let elapsed = now.saturating_sub(std::mem::replace(&mut self.at, now));
-        let count = total.saturating_sub(std::mem::replace(&mut self.total, total));
-        let nanos = elapsed.as_nanos().max(1);
-        let pace = u128::from(count) * UNSEEN_FOR.as_nanos() / nanos;
-        u64::try_from(pace).unwrap_or(u64::MAX)
     }
 }

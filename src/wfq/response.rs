@@ -26,12 +26,13 @@ use crate::{
 
 pin_project! {
     /// The response of the inner service, once it is the request's turn; or the refusal.
-    pub struct WfqResponseFuture<S, R, H>
-    where
-        S: Service<R>,
-    {
+    //
+    // The inner future is a parameter, and no field names it by way of `S`: to find it there the compiler would have to
+    // prove `S::Error: Into<BoxError>` again where this is awaited, which it cannot do in an async block if the error is
+    // a `BoxError`. See `tests/spawned.rs`.
+    pub struct WfqResponseFuture<S, F, R, H> {
         #[pin]
-        state: State<S, S::Future, R, H>,
+        state: State<S, F, R, H>,
     }
 }
 
@@ -58,12 +59,9 @@ pin_project! {
     }
 }
 
-impl<S, R, H> WfqResponseFuture<S, R, H>
-where
-    S: Service<R>,
-{
+impl<S, F, R, H> WfqResponseFuture<S, F, R, H> {
     #[inline]
-    pub(super) fn called(future: S::Future, running: Running) -> Self
+    pub(super) fn called(future: F, running: Running) -> Self
     where
         H: From<Running>,
     {
@@ -207,9 +205,10 @@ impl<S, R> Waiting<S, R> {
     }
 }
 
-impl<S, R, H> Future for WfqResponseFuture<S, R, H>
+impl<S, F, R, H> Future for WfqResponseFuture<S, F, R, H>
 where
-    S: Service<R> + Clone,
+    S: Service<R, Future = F> + Clone,
+    F: Future<Output = Result<S::Response, S::Error>>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Running>,
 {
@@ -239,10 +238,7 @@ where
     }
 }
 
-impl<S, R, H> fmt::Debug for WfqResponseFuture<S, R, H>
-where
-    S: Service<R>,
-{
+impl<S, F, R, H> fmt::Debug for WfqResponseFuture<S, F, R, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WfqResponseFuture").finish_non_exhaustive()
     }

@@ -5,6 +5,7 @@
 mod support;
 
 mod applying;
+mod places;
 mod reading;
 
 use std::fmt::Debug;

@@ -412,7 +412,7 @@ fn configs_are_parts_of_others() {
         error.contains("limit must be a whole number of at least 1, not 0"),
         "{error}"
     );
-    assert!(error.contains("line 4"), "{error}");
+    assert!(error.contains("line 5, column 9"), "{error}");
     assert_eq!(
         read::<Limits>("mails = '5'").unwrap_err(),
         format!("rate must be {A_RATE}, not \"5\"")

@@ -2,7 +2,9 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use super::{Config, Deserialize, Deserializer, Error, Fields, Given, Value};
+use super::{
+    Config, Deserialize, Deserializer, Error, Field, Fields, Given, Schema, Value, pair, schema,
+};
 use crate::{
     ConfigError,
     algorithm::{backoff::Growth, retry_budget::MAX_PERCENT},
@@ -13,7 +15,14 @@ use crate::{
 config!(
     RetryConfig,
     "retry",
-    [&["backoff", "budget", "max_retries", "max_elapsed", "jitter"]],
+    [&[
+        Field::table("backoff", &<Backoff as Config>::SCHEMA),
+        Field::table("budget", &<RetryBudget as Config>::SCHEMA),
+        Field::value::<u32>("max_retries"),
+        Field::value::<Duration>("max_elapsed"),
+        Field::value::<bool>("jitter"),
+    ]],
+    [],
     Self::default(),
     RetryConfig::check,
     |config, fields| {
@@ -28,7 +37,17 @@ config!(
 config!(
     Backoff,
     "backoff",
-    [&["kind", "base", "increment", "max"]],
+    [&[
+        Field::value::<Kind>("kind"),
+        Field::value::<Duration>("base"),
+        Field::value::<Duration>("increment"),
+        Field::value::<Duration>("max"),
+    ]],
+    [
+        pair::<Self>("increment", "kind"),
+        pair::<Self>("max", "kind"),
+        pair::<Self>("base", "max"),
+    ],
     RetryConfig::default().backoff,
     |_| Ok(()), // it could not have been made
     |backoff, fields| {
@@ -84,7 +103,12 @@ value!(Kind: r#""exponential", "linear" or "fixed""#, Given::Text(text) => match
 config!(
     RetryBudget,
     "budget",
-    [&["percent", "per_second", "burst"]],
+    [&[
+        Field::value::<Percent>("percent"),
+        Field::value::<u32>("per_second"),
+        Field::value::<NonZeroU32>("burst"),
+    ]],
+    [],
     Self::default(),
     |_| Ok(()), // it could not have been made
     |budget, fields| {
