@@ -42,6 +42,16 @@ const ROWS: &[Row] = &[
         let service = tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
         (0..n).for_each(|_| assert!(drive(&mut service.clone())));
     }),
+    ("load_shed_accept", "tower-backpressure", |n| {
+        let limit = tower_backpressure::ConcurrencyLimitLayer::new(10);
+        let mut shed = tower_backpressure::LoadShedLayer::new().layer(limit.layer(Ready));
+        (0..n).for_each(|_| assert!(drive(&mut shed)));
+    }),
+    ("load_shed_accept", "tower", |n| {
+        let limit = tower::limit::ConcurrencyLimitLayer::new(10);
+        let mut shed = tower::load_shed::LoadShedLayer::new().layer(limit.layer(Ready));
+        (0..n).for_each(|_| assert!(drive(&mut shed)));
+    }),
     ("load_shed_reject", "tower-backpressure", |n| {
         let limit = tower_backpressure::ConcurrencyLimitLayer::new(1);
         let mut shed = tower_backpressure::LoadShedLayer::new().layer(limit.layer(Ready));

@@ -120,18 +120,20 @@ where
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.ready = false;
-        let (polled, offer) = shed::poll(|cx| self.inner.poll_ready(cx));
-        self.ready = match polled {
-            Poll::Ready(Ok(())) => true,
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-            Poll::Pending => {
-                if offer.is_none() {
-                    self.inner = self.inner.clone();
-                }
+        let mut foreign = false;
+        let polled = shed::poll(
+            |cx| self.inner.poll_ready(cx),
+            |offer| {
+                foreign = offer.is_none();
                 self.offer = offer;
-                false
-            }
-        };
+            },
+        );
+        match polled {
+            Poll::Ready(Ok(())) => self.ready = true,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+            Poll::Pending if foreign => self.inner = self.inner.clone(),
+            Poll::Pending => {}
+        }
         Poll::Ready(Ok(()))
     }
 

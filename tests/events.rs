@@ -279,6 +279,26 @@ async fn nothing_is_written_for_what_is_accepted() {
     assert_eq!(lines(), [""; 0]);
 }
 
+/// A `LoadShed` looks at the limit, and answers nothing with what it finds.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_for_a_rejection_that_is_not_delivered() {
+    listen(|| ());
+    let limit = ConcurrencyLimitLayer::new(1);
+    let _permit = limit.handle().try_acquire().unwrap();
+    let mut service = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(limit)
+        .service_fn(answer);
+    for _ in 0..100 {
+        service.ready().await.unwrap();
+        advance(MS).await;
+    }
+    assert_eq!(lines(), [""; 0]);
+    assert!(service.ready().await.unwrap().call(0).await.is_err());
+    let line = "WARN requests are refused: layer=concurrency_limit reason=at_limit";
+    assert_eq!(lines(), [line]);
+}
+
 /// Has a service refuse, with a listener that takes a snapshot, and looks what was written.
 macro_rules! writes {
     ($layer:expr, $line:literal) => {{

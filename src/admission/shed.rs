@@ -19,7 +19,7 @@
 //! because to be told to wait is no refusal there: none is made, or counted.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     fmt,
     mem::{self, ManuallyDrop},
     ptr,
@@ -75,10 +75,12 @@ impl fmt::Debug for Offer {
 thread_local! {
     /// Whether a service that was just said to be ready is so only to refuse.
     static REFUSING: Cell<bool> = const { Cell::new(false) };
-    /// Whether there is an offer. Most sheds are left none, and only look at this.
+    /// Whether there is an offer, or one that was set aside. Most sheds are left none, and only look at this.
     static LEFT: Cell<bool> = const { Cell::new(false) };
     /// A destructor would have to be set up, and asked for at each use. None is needed: `poll` takes out what it finds.
     static OFFER: Cell<ManuallyDrop<Option<Offer>>> = const { Cell::new(ManuallyDrop::new(None)) };
+    /// What sheds further out were left, while one inside of them asks.
+    static OUTER: RefCell<Vec<Option<Offer>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Whether the caller does not wait: it sheds, or only tries. It will not be woken.
@@ -124,46 +126,60 @@ pub(crate) fn try_now<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll
     poll(&mut Context::from_waker(&TRYING))
 }
 
-/// Polls without wanting to wait. Where it is `Pending`, also gives the offer that was left by
+/// Polls without wanting to wait. Where it is `Pending`, `pending` is given the offer that was left by
 /// the layer of ours that held it up, if it was one of ours.
 #[inline]
-pub(crate) fn poll<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> (Poll<T>, Option<Offer>) {
-    // What an outer shed was left so far is kept for it.
-    let _outer = LEFT.get().then(Outer::new);
-    let forget = Forget;
+pub(crate) fn poll<T>(
+    poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    pending: impl FnOnce(Option<Offer>),
+) -> Poll<T> {
+    let nested = LEFT.get();
+    if nested {
+        set_aside();
+    }
+    let panicked = Panicked { nested };
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    mem::forget(forget);
-    let offer = if LEFT.get() { put(None) } else { None };
-    match polled {
-        Poll::Pending => (Poll::Pending, offer),
-        ready => (ready, None),
+    mem::forget(panicked);
+    if polled.is_pending() {
+        pending(LEFT.get().then(|| take_left(nested)).flatten());
+    } else if LEFT.get() {
+        drop_left(nested);
     }
+    polled
 }
 
-/// What an outer shed was left, until it is its turn again.
-struct Outer(Option<Offer>);
-
-impl Outer {
-    #[cold]
-    fn new() -> Self {
-        Self(put(None))
-    }
+/// What an outer shed was left so far is kept for it, until it is put back.
+#[cold]
+fn set_aside() {
+    let offer = put(None);
+    OUTER.with_borrow_mut(|outer| outer.push(offer));
+    LEFT.set(true);
 }
 
-impl Drop for Outer {
+/// Puts back what was set aside, if something was.
+fn take_left(nested: bool) -> Option<Offer> {
+    if !nested {
+        return put(None);
+    }
+    let left = put(OUTER.with_borrow_mut(Vec::pop).flatten());
+    LEFT.set(true); // as it was
+    left
+}
+
+#[cold]
+fn drop_left(nested: bool) {
+    take_left(nested);
+}
+
+/// What a service was left that panics is nobody's.
+struct Panicked {
+    nested: bool,
+}
+
+impl Drop for Panicked {
     #[cold]
     fn drop(&mut self) {
-        put(self.0.take());
-    }
-}
-
-/// If the service panics, what it was left is nobody's.
-struct Forget;
-
-impl Drop for Forget {
-    #[cold]
-    fn drop(&mut self) {
-        put(None);
+        drop_left(self.nested);
     }
 }
 
@@ -175,6 +191,12 @@ mod tests {
         Offer::Permit(Arc::new(Gate::new(layer, 1).unwrap()))
     }
 
+    fn ask<T>(service: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> (Poll<T>, Option<Offer>) {
+        let mut left = None;
+        let polled = poll(service, |offer| left = offer);
+        (polled, left)
+    }
+
     #[track_caller]
     fn assert_is(offer: Option<Offer>, layer: &'static str) {
         assert_eq!(offer.expect("one was left").take_up().layer(), layer);
@@ -182,7 +204,7 @@ mod tests {
 
     #[test]
     fn only_its_own_waker_is_recognised() {
-        let _ = poll(|cx| {
+        let _ = ask(|cx| {
             assert!(is_shedding(cx));
             assert!(is_shedding(&Context::from_waker(&cx.waker().clone())));
             Poll::Ready(())
@@ -193,9 +215,9 @@ mod tests {
 
     #[test]
     fn a_refusal_reaches_the_nearest_shed_only() {
-        let (_, outer) = poll(|cx| {
+        let (_, outer) = ask(|cx| {
             leave(cx, || offer("outer"));
-            let (_, inner) = poll(|cx| {
+            let (_, inner) = ask(|cx| {
                 leave(cx, || offer("inner"));
                 Poll::<()>::Pending
             });
@@ -203,14 +225,60 @@ mod tests {
             Poll::<()>::Pending
         });
         assert_is(outer, "outer");
-        let (_, none) = poll(|_| Poll::<()>::Pending);
+        let (_, none) = ask(|_| Poll::<()>::Pending);
         assert!(none.is_none());
     }
 
     #[test]
+    fn however_deep_they_are_inside_each_other_each_has_its_own() {
+        let (_, outer) = ask(|cx| {
+            leave(cx, || offer("outer"));
+            let (_, middle) = ask(|cx| {
+                let (_, none) = ask(|_| Poll::<()>::Pending);
+                assert!(none.is_none());
+                let (_, none) = ask(|cx| {
+                    leave(cx, || offer("inner"));
+                    Poll::Ready(())
+                });
+                assert!(none.is_none());
+                leave(cx, || offer("middle"));
+                let (_, inner) = ask(|cx| {
+                    leave(cx, || offer("inner"));
+                    Poll::<()>::Pending
+                });
+                assert_is(inner, "inner");
+                Poll::<()>::Pending
+            });
+            assert_is(middle, "middle");
+            let (_, none) = ask(|_| ask(|_| Poll::<()>::Pending).0);
+            assert!(none.is_none());
+            Poll::<()>::Pending
+        });
+        assert_is(outer, "outer");
+        assert!(!LEFT.get() && OUTER.with_borrow(Vec::is_empty));
+    }
+
+    #[test]
+    fn a_panic_leaves_nothing_behind_but_what_is_the_outer_ones() {
+        let (_, outer) = ask(|cx| {
+            leave(cx, || offer("outer"));
+            let panicked = std::panic::catch_unwind(|| {
+                ask(|cx| -> Poll<()> {
+                    leave(cx, || offer("inner"));
+                    panic!("the service panics")
+                })
+            });
+            assert!(panicked.is_err());
+            Poll::<()>::Pending
+        });
+        assert_is(outer, "outer");
+        assert!(!LEFT.get() && OUTER.with_borrow(Vec::is_empty));
+    }
+
+    #[test]
     fn what_is_ready_after_all_leaves_nothing_behind() {
-        let (_, outer) = poll(|cx| {
-            let (_, none) = poll(|cx| {
+        let (_, outer) = ask(|cx| {
+            let (_, none) = ask(|cx| {
                 leave(cx, || offer("inner"));
                 Poll::Ready(())
             });
@@ -224,7 +292,7 @@ mod tests {
 
     #[test]
     fn none_is_made_for_one_that_only_tries() {
-        let (_, none) = poll(|_| {
+        let (_, none) = ask(|_| {
             try_now(|cx| {
                 assert!(is_shedding(cx));
                 leave(cx, || unreachable!("nobody asked"));
