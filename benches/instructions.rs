@@ -5,13 +5,18 @@
 //! 10 000 requests cost, without start and end.
 
 mod common;
+#[path = "common/edge.rs"]
+mod edge;
 #[allow(dead_code, reason = "a part of it is used")]
 #[path = "common/fair.rs"]
 mod fair;
 
 use std::{env, process::Command};
 
-use common::{Ready, TokioClock, codel, drive, governor_quota, noop, rate};
+use common::{
+    Ready, TokioClock, codel, drive, full_bucket, governor_full_bucket, governor_quota, noop, rate,
+};
+use edge::{Answers, drive_http, drive_http_tenants};
 use fair::Fair;
 use tower::{Layer, Service};
 
@@ -22,8 +27,8 @@ type Row = (&'static str, &'static str, fn(u64));
 /// Scenario, implementation, and `n` requests through it.
 const ROWS: &[Row] = &[
     ("concurrency_limit", "tower-backpressure", |n| {
-        let mut service = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Ready);
-        (0..n).for_each(|_| assert!(drive(&mut service)));
+        let service = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Ready);
+        drive_all(service, n, true);
     }),
     ("concurrency_limit", "tower", |n| {
         let mut service = tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
@@ -62,8 +67,8 @@ const ROWS: &[Row] = &[
         (0..n).for_each(|_| assert!(!drive(&mut shed.clone())));
     }),
     ("adaptive", "tower-backpressure", |n| {
-        let mut service = tower_backpressure::AdaptiveConcurrencyLayer::vegas().layer(Ready);
-        (0..n).for_each(|_| assert!(drive(&mut service)));
+        let service = tower_backpressure::AdaptiveConcurrencyLayer::vegas().layer(Ready);
+        drive_all(service, n, true);
     }),
     ("adaptive", "tower", |n| {
         let mut service = tower::limit::ConcurrencyLimitLayer::new(20).layer(Ready);
@@ -78,17 +83,84 @@ const ROWS: &[Row] = &[
         (0..n).for_each(|_| assert!(drive(&mut service)));
     }),
     ("rate_limit", "tower-backpressure", |n| {
-        let mut service = tower_backpressure::RateLimitLayer::new(rate()).layer(Ready);
-        (0..n).for_each(|_| assert!(drive(&mut service)));
+        let service = tower_backpressure::RateLimitLayer::new(rate()).layer(Ready);
+        drive_all(service, n, true);
     }),
     ("rate_limit", "tower-backpressure-direct", |n| {
-        let handle = tower_backpressure::RateLimitLayer::new(rate()).handle();
-        (0..n).for_each(|_| assert!(handle.try_acquire(1).is_ok()));
+        take_all(&tower_backpressure::RateLimitLayer::new(rate()), n, true);
     }),
     ("rate_limit", "governor", |n| {
-        let governor = governor::RateLimiter::direct_with_clock(governor_quota(), TokioClock);
-        (0..n).for_each(|_| assert!(governor.check().is_ok()));
+        check_all(governor_quota(), n);
     }),
+    ("rate limit, full bucket", "tower-backpressure", |n| {
+        let service = tower_backpressure::RateLimitLayer::new(full_bucket()).layer(Ready);
+        drive_all(service, n, true);
+    }),
+    (
+        "rate limit, full bucket",
+        "tower-backpressure-direct",
+        |n| {
+            let limit = tower_backpressure::RateLimitLayer::new(full_bucket());
+            take_all(&limit, n, true);
+        },
+    ),
+    ("rate limit, full bucket", "governor", |n| {
+        check_all(governor_full_bucket(), n);
+    }),
+    ("max_waiting(0): limit", "tower-backpressure", |n| {
+        let limit = tower_backpressure::ConcurrencyLimitLayer::new(1).max_waiting(0);
+        let _full = limit.handle().try_acquire().expect("free");
+        drive_all(limit.layer(Ready), n, false);
+    }),
+    ("max_waiting(0): adaptive", "tower-backpressure", |n| {
+        let limit = tower_backpressure::AdaptiveConcurrencyLayer::vegas().max_waiting(0);
+        let handle = limit.handle();
+        let _full: Vec<_> = std::iter::from_fn(|| handle.try_acquire().ok()).collect();
+        drive_all(limit.layer(Ready), n, false);
+    }),
+    ("max_waiting(0): rate limit", "tower-backpressure", |n| {
+        let limit = tower_backpressure::RateLimitLayer::new(empty_bucket()).max_waiting(0);
+        take_all(&limit, 1, true);
+        drive_all(limit.layer(Ready), n, false);
+    }),
+    (
+        "max_waiting(0): rate limit",
+        "tower-backpressure-shed",
+        |n| {
+            let limit = tower_backpressure::RateLimitLayer::new(empty_bucket());
+            take_all(&limit, 1, true);
+            let shed = tower_backpressure::LoadShedLayer::new().layer(limit.layer(Ready));
+            drive_all(shed, n, false);
+        },
+    ),
+    (
+        "max_waiting(0): rate limit",
+        "tower-backpressure-direct",
+        |n| {
+            let limit = tower_backpressure::RateLimitLayer::new(empty_bucket());
+            take_all(&limit, 1, true);
+            take_all(&limit, n, false);
+        },
+    ),
+    ("keyed rate limit", "tower-backpressure-direct", |n| {
+        let handle =
+            tower_backpressure::KeyedRateLimitLayer::new(rate(), |key: &u64| Some(*key)).handle();
+        (0..n).for_each(|_| assert!(handle.try_acquire(&1u64).is_ok()));
+    }),
+    ("keyed rate limit, rejects", "tower-backpressure", |n| {
+        let key = |key: &u64| Some(*key);
+        let limit = tower_backpressure::KeyedRateLimitLayer::new(empty_bucket(), key);
+        assert!(limit.handle().try_acquire(&1u64).is_ok());
+        drive_all(limit.layer(Ready), n, false);
+    }),
+    ("edge", "tower-backpressure", |n| {
+        drive_http(&tower_backpressure::edge().layer(Answers), n);
+    }),
+    ("edge", "bare", |n| drive_http(&Answers, n)),
+    ("edge_tenants", "tower-backpressure", |n| {
+        drive_http_tenants(&tower_backpressure::edge().layer(Answers), n);
+    }),
+    ("edge_tenants", "bare", |n| drive_http_tenants(&Answers, n)),
     ("wfq", "tower-backpressure", |n| {
         let config = tower_backpressure::WfqConfig::default();
         let tenant = |_: &u64| Some("tenant");
@@ -107,6 +179,33 @@ const ROWS: &[Row] = &[
         (0..n).for_each(|_| fair.request());
     }),
 ];
+
+// Rows that differ only in their settings share these functions, so that each path has one call site however many rows
+// use it: with several the compiler no longer inlines it, and a new row would change the counts of the others.
+
+/// `n` requests through the service, all of them served or all of them rejected.
+#[inline(never)]
+fn drive_all<S: Service<u64, Response = u64>>(mut service: S, n: u64, served: bool) {
+    (0..n).for_each(|_| assert_eq!(drive(&mut service), served));
+}
+
+/// `n` tokens, all of them there or none.
+#[inline(never)]
+fn take_all(limit: &tower_backpressure::RateLimitLayer, n: u64, there: bool) {
+    let handle = limit.handle();
+    (0..n).for_each(|_| assert_eq!(handle.try_acquire(1).is_ok(), there));
+}
+
+#[inline(never)]
+fn check_all(quota: governor::Quota, n: u64) {
+    let governor = governor::RateLimiter::direct_with_clock(quota, TokioClock);
+    (0..n).for_each(|_| assert!(governor.check().is_ok()));
+}
+
+/// One token, and the next one tomorrow.
+fn empty_bucket() -> tower_backpressure::Rate {
+    tower_backpressure::Rate::every(std::time::Duration::from_secs(86_400))
+}
 
 /// So many are enqueued and dispatched.
 fn dispatch(tenants: u32, n: u64) {

@@ -140,6 +140,18 @@ pub fn rate() -> tower_backpressure::Rate {
     tower_backpressure::Rate::per_second(1).burst(SAVED_UP.into())
 }
 
+/// A rate so high that the bucket is full at every request, as it is below any rate.
+const ALWAYS_FULL: u32 = 1_000_000_000;
+
+pub fn full_bucket() -> tower_backpressure::Rate {
+    tower_backpressure::Rate::per_second(ALWAYS_FULL.into()).burst(1000)
+}
+
+pub fn governor_full_bucket() -> governor::Quota {
+    let nonzero = |n| std::num::NonZeroU32::new(n).expect("not zero");
+    governor::Quota::per_second(nonzero(ALWAYS_FULL)).allow_burst(nonzero(1000))
+}
+
 /// governor's keyed limiter, on tokio's clock.
 pub type Keyed = governor::RateLimiter<
     u64,

@@ -1,0 +1,68 @@
+//! `edge()` over an HTTP service that does nothing, beside that service alone.
+
+use std::{
+    convert::Infallible,
+    future::{Future, Ready, ready},
+    hint::black_box,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use http::{Request, Response, StatusCode};
+use tower::Service;
+use tower_backpressure::wfq::TenantId;
+
+/// Always ready, answers 200 at once.
+#[derive(Clone, Debug)]
+pub struct Answers;
+
+impl Service<Request<()>> for Answers {
+    type Response = Response<()>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<()>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(())))
+    }
+}
+
+/// `n` requests without a tenant, each through a clone of the service, as servers make them.
+pub fn drive_http<S, B>(service: &S, n: u64)
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    (0..n).for_each(|_| serve(service, Request::new(())));
+}
+
+/// The same, of 1000 tenants in turn.
+pub fn drive_http_tenants<S, B>(service: &S, n: u64)
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    let tenants: Vec<_> = (0..1000)
+        .map(|tenant| TenantId::new(format!("tenant-{tenant}")))
+        .collect();
+    for tenant in tenants.iter().cycle().take(n as usize) {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(tenant.clone());
+        serve(service, request);
+    }
+}
+
+#[inline]
+fn serve<S, B>(service: &S, request: Request<()>)
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut service = service.clone();
+    assert!(service.poll_ready(&mut cx).is_ready());
+    match pin!(service.call(black_box(request))).poll(&mut cx) {
+        Poll::Ready(Ok(response)) => assert_eq!(response.status(), StatusCode::OK),
+        Poll::Pending => panic!("pending"),
+    }
+}
