@@ -6,8 +6,12 @@
 
 mod common;
 
-use common::{Ready, TokioClock, clones, governor_keyed, governor_quota, rate, together};
+use common::{
+    Ready, TokioClock, clones, full_bucket, governor_full_bucket, governor_keyed, governor_quota,
+    rate, together,
+};
 use criterion::{Criterion, criterion_group, criterion_main};
+use governor::Quota;
 use tower::Layer;
 
 fn concurrency_limit_two_threads(c: &mut Criterion) {
@@ -50,8 +54,18 @@ fn codel_two_threads(c: &mut Criterion) {
 }
 
 fn rate_limit_two_threads(c: &mut Criterion) {
-    let mut group = c.benchmark_group("rate_limit_two_threads");
-    let layer = tower_backpressure::RateLimitLayer::new(rate());
+    rate_limits(c, "rate_limit_two_threads", rate(), governor_quota());
+}
+
+/// As below any rate: the bucket is full at every request.
+fn rate_limit_full_two_threads(c: &mut Criterion) {
+    let name = "rate_limit_full_two_threads";
+    rate_limits(c, name, full_bucket(), governor_full_bucket());
+}
+
+fn rate_limits(c: &mut Criterion, name: &str, rate: tower_backpressure::Rate, quota: Quota) {
+    let mut group = c.benchmark_group(name);
+    let layer = tower_backpressure::RateLimitLayer::new(rate);
     let ours = layer.layer(Ready);
     group.bench_function("tower-backpressure", |b| {
         b.iter_custom(|requests| together(requests, clones(&ours)));
@@ -60,7 +74,7 @@ fn rate_limit_two_threads(c: &mut Criterion) {
     group.bench_function("tower-backpressure-direct", |b| {
         b.iter_custom(|requests| together(requests, |_| || handle.try_acquire(1).is_ok()));
     });
-    let governor = governor::RateLimiter::direct_with_clock(governor_quota(), TokioClock);
+    let governor = governor::RateLimiter::direct_with_clock(quota, TokioClock);
     group.bench_function("governor", |b| {
         b.iter_custom(|requests| together(requests, |_| || governor.check().is_ok()));
     });
@@ -101,6 +115,7 @@ criterion_group!(
     adaptive_two_threads,
     codel_two_threads,
     rate_limit_two_threads,
+    rate_limit_full_two_threads,
     rate_limit_keyed_two_threads
 );
 criterion_main!(benches);

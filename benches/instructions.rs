@@ -14,7 +14,8 @@ mod fair;
 use std::{env, process::Command};
 
 use common::{
-    Ready, TokioClock, codel, drive, full_bucket, governor_full_bucket, governor_quota, noop, rate,
+    Ready, TokioClock, codel, drive, empty_bucket, full_bucket, governor_full_bucket,
+    governor_quota, noop, rate,
 };
 use edge::{Answers, drive_http, drive_http_tenants};
 use fair::Fair;
@@ -210,11 +211,6 @@ fn take_all(limit: &tower_backpressure::RateLimitLayer, n: u64, there: bool) {
 fn check_all(quota: governor::Quota, n: u64) {
     let governor = governor::RateLimiter::direct_with_clock(quota, TokioClock);
     (0..n).for_each(|_| assert!(governor.check().is_ok()));
-}
-
-/// One token, and the next one tomorrow.
-fn empty_bucket() -> tower_backpressure::Rate {
-    tower_backpressure::Rate::every(std::time::Duration::from_secs(86_400))
 }
 
 /// So many are enqueued and dispatched.

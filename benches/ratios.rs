@@ -15,8 +15,8 @@ use std::{
 };
 
 use common::{
-    Ready, TokioClock, clones, drive, drive_with, governor_keyed, governor_quota, noop, rate,
-    together,
+    Ready, TokioClock, clones, drive, drive_with, empty_bucket, full_bucket, governor_full_bucket,
+    governor_keyed, governor_quota, noop, rate, together,
 };
 use driven::Driven;
 use tower::{Layer, Service};
@@ -46,6 +46,25 @@ fn rows() -> Vec<(&'static str, [(&'static str, Run); 2])> {
     let towers = || tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
     let bucket = || ours::RateLimitLayer::new(rate());
     let governor = || governor::RateLimiter::direct_with_clock(governor_quota(), TokioClock);
+    let full_bucket = || ours::RateLimitLayer::new(full_bucket());
+    let governor_full =
+        || governor::RateLimiter::direct_with_clock(governor_full_bucket(), TokioClock);
+    let empty = || {
+        let layer = ours::RateLimitLayer::new(empty_bucket());
+        layer.handle().try_acquire(1).expect("the burst");
+        layer
+    };
+    // What a rejection costs beside: one at the limit, by a `LoadShed`.
+    let shed_at_limit = || {
+        let layer = ours::ConcurrencyLimitLayer::new(1);
+        let kept = layer.handle().try_acquire().expect("free");
+        let mut shed = ours::LoadShedLayer::new().layer(layer.layer(Ready));
+        let rejected = move || {
+            let _kept = &kept;
+            !drive(&mut shed)
+        };
+        ("shed", alone(rejected))
+    };
     let keyed = || {
         let layer = ours::KeyedRateLimitLayer::new(rate(), |key: &u64| Some(*key));
         let handle = layer.handle();
@@ -132,6 +151,91 @@ fn rows() -> Vec<(&'static str, [(&'static str, Run); 2])> {
                     "governor",
                     Box::new(move |n| together(n, |_| || b.check().is_ok())),
                 ),
+            ]
+        }),
+        ("rate_limit_full (service)", {
+            let (mut a, b) = (full_bucket().layer(Ready), governor_full());
+            [
+                ("tower-backpressure", alone(move || drive(&mut a))),
+                ("governor", alone(move || b.check().is_ok())),
+            ]
+        }),
+        ("rate_limit_full (direct)", {
+            let (a, b) = (full_bucket().handle(), governor_full());
+            [
+                (
+                    "tower-backpressure",
+                    alone(move || a.try_acquire(1).is_ok()),
+                ),
+                ("governor", alone(move || b.check().is_ok())),
+            ]
+        }),
+        ("rate_limit_full_two_threads (direct)", {
+            let (a, b) = (full_bucket().handle(), governor_full());
+            [
+                (
+                    "tower-backpressure",
+                    Box::new(move |n| together(n, |_| || a.try_acquire(1).is_ok())),
+                ),
+                (
+                    "governor",
+                    Box::new(move |n| together(n, |_| || b.check().is_ok())),
+                ),
+            ]
+        }),
+        ("reject: limit, max_waiting(0)", {
+            let layer = ours::ConcurrencyLimitLayer::new(1).max_waiting(0);
+            let kept = layer.handle().try_acquire().expect("free");
+            let mut a = layer.layer(Ready);
+            let rejected = move || {
+                let _kept = &kept;
+                !drive(&mut a)
+            };
+            [("tower-backpressure", alone(rejected)), shed_at_limit()]
+        }),
+        ("reject: adaptive, max_waiting(0)", {
+            let layer = ours::AdaptiveConcurrencyLayer::vegas().max_waiting(0);
+            let handle = layer.handle();
+            let kept: Vec<_> = std::iter::from_fn(|| handle.try_acquire().ok()).collect();
+            let mut a = layer.layer(Ready);
+            let rejected = move || {
+                let _kept = &kept;
+                !drive(&mut a)
+            };
+            [("tower-backpressure", alone(rejected)), shed_at_limit()]
+        }),
+        ("reject: rate_limit, max_waiting(0)", {
+            let mut a = empty().max_waiting(0).layer(Ready);
+            [
+                ("tower-backpressure", alone(move || !drive(&mut a))),
+                shed_at_limit(),
+            ]
+        }),
+        #[cfg(feature = "quanta")]
+        ("reject: rate_limit_tsc, max_waiting(0)", {
+            let clock = ours::Clock::tsc();
+            let layer = ours::RateLimitLayer::with_clock(empty_bucket(), clock).max_waiting(0);
+            layer.handle().try_acquire(1).expect("the burst");
+            let mut a = layer.layer(Ready);
+            [
+                ("tower-backpressure", alone(move || !drive(&mut a))),
+                shed_at_limit(),
+            ]
+        }),
+        ("reject: rate_limit, shed", {
+            let mut a = ours::LoadShedLayer::new().layer(empty().layer(Ready));
+            [
+                ("tower-backpressure", alone(move || !drive(&mut a))),
+                shed_at_limit(),
+            ]
+        }),
+        ("reject: rate_limit_keyed", {
+            let key = |key: &u64| Some(*key);
+            let mut a = ours::KeyedRateLimitLayer::new(empty_bucket(), key).layer(Ready);
+            assert!(drive(&mut a));
+            [
+                ("tower-backpressure", alone(move || !drive(&mut a))),
+                shed_at_limit(),
             ]
         }),
         ("rate_limit_keyed (direct)", {

@@ -140,16 +140,22 @@ pub fn rate() -> tower_backpressure::Rate {
     tower_backpressure::Rate::per_second(1).burst(SAVED_UP.into())
 }
 
-/// A rate so high that the bucket is full at every request, as it is below any rate.
+/// A rate so high that the bucket is full at every request, as it is below any rate. The burst is a second's worth:
+/// a thread that is preempted after it has read the clock must still find tokens at that time.
 const ALWAYS_FULL: u32 = 1_000_000_000;
 
 pub fn full_bucket() -> tower_backpressure::Rate {
-    tower_backpressure::Rate::per_second(ALWAYS_FULL.into()).burst(1000)
+    tower_backpressure::Rate::per_second(ALWAYS_FULL.into()).burst(ALWAYS_FULL.into())
+}
+
+/// One token, and the next one tomorrow.
+pub fn empty_bucket() -> tower_backpressure::Rate {
+    tower_backpressure::Rate::every(Duration::from_secs(86_400))
 }
 
 pub fn governor_full_bucket() -> governor::Quota {
-    let nonzero = |n| std::num::NonZeroU32::new(n).expect("not zero");
-    governor::Quota::per_second(nonzero(ALWAYS_FULL)).allow_burst(nonzero(1000))
+    let rate = std::num::NonZeroU32::new(ALWAYS_FULL).expect("not zero");
+    governor::Quota::per_second(rate).allow_burst(rate)
 }
 
 /// governor's keyed limiter, on tokio's clock.

@@ -68,10 +68,15 @@ impl Refill {
     /// How many tokens have been made by `now`.
     #[inline]
     pub(crate) fn made(&self, now: u64) -> u64 {
-        let product = u128::from(self.elapsed(now)) * u128::from(self.multiplier);
         // 64 bits of tokens last for centuries at the fastest rate.
-        self.base
-            .wrapping_add(((product >> 64) as u64) >> self.shift)
+        self.base.wrapping_add(self.made_since_base(now))
+    }
+
+    /// How many of them in addition to the base.
+    #[inline]
+    pub(crate) fn made_since_base(&self, now: u64) -> u64 {
+        let product = u128::from(self.elapsed(now)) * u128::from(self.multiplier);
+        ((product >> 64) as u64) >> self.shift
     }
 
     /// The time since the origin; none if it lies ahead, as for a clock that went back.
@@ -83,11 +88,15 @@ impl Refill {
     /// How long after the origin that token is made. Beyond what can be counted, the end of time.
     fn made_after(&self, token: u64) -> u64 {
         // The first t with t · multiplier ≥ number · 2^(64 + shift).
-        let number = u128::from(token.saturating_sub(self.base));
-        let Some(product) = number.checked_mul(1 << (64 + self.shift)) else {
+        let number = token.saturating_sub(self.base);
+        if number.leading_zeros() < self.shift {
             return u64::MAX;
-        };
-        let elapsed = product.div_ceil(u128::from(self.multiplier));
+        }
+        let product = u128::from(number << self.shift) << 64;
+        let multiplier = u128::from(self.multiplier);
+        // One division: `div_ceil` makes it two, for which a rejection has no time.
+        let whole = product / multiplier;
+        let elapsed = whole + u128::from(whole * multiplier != product);
         u64::try_from(elapsed).unwrap_or(u64::MAX)
     }
 
@@ -217,10 +226,18 @@ impl TokenBucket {
         self.refill(rate).tokens(self.spent, now)
     }
 
+    /// The same, but below zero if some were taken ahead of their time.
+    pub(crate) fn level(&self, rate: &Refill, now: u64) -> i64 {
+        let refill = self.refill(rate);
+        let settled = refill.settled(self.spent, now);
+        refill.made(now).wrapping_sub(settled) as i64
+    }
+
     /// Leaves at most so many tokens in it.
-    pub(crate) fn leave(&mut self, rate: &Refill, tokens: u64, now: u64) {
-        let most = self.refill(rate).made(now).saturating_sub(tokens);
-        self.spent = self.spent.max(most);
+    pub(crate) fn leave(&mut self, rate: &Refill, level: i64, now: u64) {
+        let made = self.refill(rate).made(now);
+        let least = made.saturating_add_signed(level.saturating_neg());
+        self.spent = self.spent.max(least);
     }
 
     /// Changes the rate. What is in the bucket stays in it, but for what no longer fits.
