@@ -68,7 +68,8 @@
 //!
 //! # Errors
 //! [`Overloaded`](crate::Overloaded) with [`Reason::CircuitOpen`](crate::Reason::CircuitOpen).
-//! `retry_after` is the time that the circuit stays open yet, and 5 s while a request probes. Errors of the
+//! `retry_after` is the time that the circuit stays open yet, [exactly](crate::Overloaded::is_exact), and 5 s while a request
+//! probes. Errors of the
 //! inner service are passed on.
 //!
 //! # Cancellation
@@ -101,6 +102,7 @@ use crate::{
         circuit::{Circuit, Pass},
         shed,
     },
+    algorithm::breaker::After,
     sync::Arc,
 };
 pub use crate::{admission::circuit::Snapshot, algorithm::breaker::State};
@@ -186,7 +188,7 @@ pub struct CircuitBreaker<S, C = ByResult> {
     layer: CircuitBreakerLayer<C>,
     /// The circuit refused before the inner service was asked whether it is ready, and what the caller is to
     /// be told. Good for one call.
-    refusing: Option<u64>,
+    refusing: Option<After>,
 }
 
 impl<S, R, C> Service<R> for CircuitBreaker<S, C>

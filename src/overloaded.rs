@@ -40,6 +40,7 @@ pub struct Overloaded {
     layer: &'static str,
     reason: Reason,
     retry_after: Duration,
+    exact: bool,
 }
 
 /// Why a request was refused.
@@ -80,7 +81,14 @@ impl Overloaded {
             layer,
             reason,
             retry_after,
+            exact: false,
         }
+    }
+
+    /// The hint is known and not estimated.
+    pub(crate) const fn exact(mut self) -> Self {
+        self.exact = true;
+        self
     }
 
     /// The layer that refused: its own name if it was given one, else the name of its kind.
@@ -98,6 +106,12 @@ impl Overloaded {
     /// It is a hint, not a promise: whoever passes it on to many clients should add some jitter.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
+    }
+
+    /// Whether [`retry_after`](Self::retry_after) is known and not estimated: how long a circuit stays open, when a token
+    /// will be there. A little jitter is enough then.
+    pub fn is_exact(&self) -> bool {
+        self.exact
     }
 
     /// Finds an `Overloaded` in an error or in what caused it.

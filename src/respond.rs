@@ -33,9 +33,10 @@
 //! Which it is is told by the request's method and headers, in the order of [`Protocol`], or by a
 //! `Protocol` among its extensions.
 //!
-//! The retry hint is the refusing layer's, plus up to half of it at random, so that those who are told to
-//! come back do not come all at once ([`jitter`](OverloadResponseLayer::jitter)). The `Overloaded` is put
-//! into the response's extensions, where layers further out can see it.
+//! The retry hint is the rejecting layer's with jitter, so that the rejected clients do not come back all at once
+//! ([`jitter`](OverloadResponseLayer::jitter)): up to half of the hint is added at random. A hint that is
+//! [exact](Overloaded::is_exact), as that of an open circuit, gets up to a tenth of it, and at most 2 s. The `Overloaded` is
+//! put into the response's extensions, where layers further out can see it.
 //!
 //! # Errors
 //! None. An error of the inner service that is no `Overloaded`, nor has one as its source, is logged and
@@ -173,7 +174,8 @@ impl OverloadResponseLayer {
         self
     }
 
-    /// Whether up to half of the retry hint is added to it at random. On unless set.
+    /// Whether up to half of the retry hint is added to it at random; of an exact one up to a tenth, and at most 2 s. On by
+    /// default.
     pub fn jitter(self, jitter: bool) -> Self {
         self.set(|settings| settings.jitter = jitter.then(Arc::default))
     }
@@ -302,7 +304,7 @@ impl Settings {
     fn refuse(&self, overloaded: &Overloaded, caller: Caller) -> Response<Bytes> {
         let hint = overloaded.retry_after();
         let retry_after = match &self.jitter {
-            Some(jitter) => hint.saturating_add(jitter.up_to(hint / 2)),
+            Some(jitter) => jitter.on(hint, overloaded.is_exact()),
             None => hint,
         };
         let refusal = Refusal {

@@ -55,9 +55,10 @@
 //! As long as the server asks for, if it does: `retry-after` with 429 and 503, in seconds or as a date
 //! (compared with the response's own `date`, so that clocks need not agree); `grpc-retry-pushback-ms`
 //! beside a `grpc-status` in the head, after which the [`Backoff`] starts anew, as gRPC has it; the
-//! hint of an [`Overloaded`](crate::Overloaded). Otherwise, and if a `retry-after` is 0 or a date that
+//! hint of an [`Overloaded`]. Otherwise, and if a `retry-after` is 0 or a date that
 //! has passed, as long as the backoff says. Then up to half of that is added at random, so that those
-//! who failed together do not come back together. It is added, not drawn from zero: nobody comes back
+//! who failed together do not come back together; to a hint that is [exact](crate::Overloaded::is_exact) up to a
+//! tenth, and at most 2 s. It is added, not drawn from zero: nobody comes back
 //! sooner than the server asked for. And never longer than [`MAX_DELAY`], whatever a server says.
 //!
 //! Retries wait for `tokio::time::sleep`, which tests can pause. The answer to which a retry is made is
@@ -97,7 +98,7 @@ pub use self::{
 };
 pub use crate::algorithm::{backoff::Backoff, retry_budget::RetryBudget};
 use crate::{
-    Clock, ConfigError, clock,
+    Clock, ConfigError, Overloaded, clock,
     config::RetryConfig,
     jitter::Jitter,
     sync::{Arc, Mutex, lock},
@@ -219,7 +220,7 @@ impl<J, P> RetryPolicy<J, P> {
         self
     }
 
-    /// Whether up to half of each delay is added to it at random. On unless set.
+    /// Whether up to half of each delay is added to it at random; to an exact one up to a tenth, and at most 2 s. On by default.
     pub fn jitter(self, jitter: bool) -> Self {
         lock(&self.shared.state).settings.jitter = jitter;
         self
@@ -263,7 +264,7 @@ impl<J, P> RetryPolicy<J, P> {
     }
 
     /// How long to wait before the next retry.
-    fn delay(&self, settings: &Settings, ask: Ask) -> Duration {
+    fn delay(&self, settings: &Settings, ask: Ask, exact: bool) -> Duration {
         let delay = match ask {
             Ask::Pushback(delay) => delay,
             // A server that says 0 has not thought of what becomes of it.
@@ -271,7 +272,7 @@ impl<J, P> RetryPolicy<J, P> {
             _ => settings.backoff.delay(self.session.backed_off),
         };
         let delay = match settings.jitter {
-            true => delay.saturating_add(self.shared.jitter.up_to(delay / 2)),
+            true => self.shared.jitter.on(delay, exact),
             false => delay,
         };
         delay.min(MAX_DELAY)
@@ -326,7 +327,8 @@ where
         if self.session.retries >= settings.max_retries {
             return counts.exhausted.none();
         }
-        let delay = self.delay(&settings, ask);
+        let exact = judge::refusal(result).is_some_and(Overloaded::is_exact);
+        let delay = self.delay(&settings, ask, exact);
         if self.is_late(&settings, request, clock::instant() + delay) {
             return counts.too_late.none();
         }

@@ -404,7 +404,12 @@ impl Limiter for Bucket {
             _ => lock(&self.slow).demand,
         };
         let retry_after = self.wait(behind(ahead, n)).max(SHORTEST_RETRY_AFTER);
-        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+        let rejection = Overloaded::new(self.bounds.name(), reason, retry_after);
+        // More than the burst is never there.
+        Box::new(match reason {
+            Reason::ExceedsBurst => rejection,
+            _ => rejection.exact(),
+        })
     }
 }
 
