@@ -109,6 +109,7 @@ use crate::{
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
+        handover::Handover,
     },
     clock::Now,
     concurrency_limit::Acquire,
@@ -319,7 +320,9 @@ where
                     classify: self.classify.clone(),
                     hold: PhantomData,
                 };
-                ResponseFuture::admitted(self.inner.call(request), sampling)
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.call(request);
+                ResponseFuture::admitted(future, sampling, handover.end())
             }
             Err(overloaded) => ResponseFuture::refused(overloaded),
         }

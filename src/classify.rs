@@ -47,8 +47,9 @@ where
     }
 }
 
-/// `Ok` is a success and `Err` a failure, but for [`Overloaded`], which a layer further in answered
-/// with without calling the service: it is ignored.
+/// `Ok` is a success and `Err` a failure, but for [`Overloaded`], which is ignored, wherever it was made. A layer further
+/// in answered with it without calling the service, or the service passes on what it was told by another: either way it
+/// is no failure of the service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByResult;
 

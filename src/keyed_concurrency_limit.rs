@@ -76,6 +76,7 @@ pub use crate::admission::keyed_gates::{KeySnapshot, Snapshot, Totals};
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
+        handover::Handover,
         keyed_gates::{KeyedGates, Place, Serving},
         shed,
     },
@@ -243,7 +244,9 @@ where
             Ok(mut serving) => match shed::try_now(|cx| self.inner.poll_ready(cx)) {
                 Poll::Ready(Ok(())) => {
                     serving.send();
-                    return KeyedLimitResponseFuture::called(self.inner.call(request), serving);
+                    let handover = Handover::<S::Error>::begin();
+                    let future = self.inner.call(request);
+                    return KeyedLimitResponseFuture::called(future, serving, handover.end());
                 }
                 polled => {
                     // Whatever it has reserved goes with it.

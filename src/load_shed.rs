@@ -63,10 +63,15 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{BoxError, Overloaded, Reason, ResponseFuture, admission::shed};
+use crate::{
+    BoxError, Overloaded, Reason, ResponseFuture,
+    admission::{handover::Handover, shed},
+};
 
-const NOT_READY: Overloaded =
-    Overloaded::new("load_shed", Reason::NotReady, Duration::from_secs(1));
+fn not_ready() -> Box<Overloaded> {
+    let hint = Duration::from_secs(1);
+    Box::new(Overloaded::new("load_shed", Reason::NotReady, hint))
+}
 
 /// Refuses at once what would have to wait. See the [module](self) for all of it.
 #[derive(Clone, Debug, Default)]
@@ -133,7 +138,11 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         match self.take_ready() {
-            Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
+            Ok(()) => {
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.call(request);
+                ResponseFuture::admitted(future, (), handover.end())
+            }
             Err(refusal) => ResponseFuture::refused(refusal),
         }
     }
@@ -145,7 +154,7 @@ impl<S> LoadShed<S> {
     pub(crate) fn take_ready(&mut self) -> Result<(), Box<Overloaded>> {
         match std::mem::take(&mut self.ready) {
             true => Ok(()),
-            false => Err((self.refusal.take()).unwrap_or_else(|| Box::new(NOT_READY))),
+            false => Err((self.refusal.take()).unwrap_or_else(not_ready)),
         }
     }
 

@@ -42,8 +42,10 @@
 //!   knows whether the server did what it was asked for, so only idempotent methods (GET, HEAD,
 //!   OPTIONS, TRACE, PUT, DELETE) and what the caller marks as [`Idempotent`] are sent again. Answers
 //!   that say that nothing was done make an exception: 429, 503 with `retry-after`, gRPC's
-//!   RESOURCE_EXHAUSTED and UNAVAILABLE with pushback, and a refusal by a layer of this crate in the
-//!   client itself. After those any request is.
+//!   RESOURCE_EXHAUSTED and UNAVAILABLE with pushback, and a rejection by a layer of this crate in the
+//!   client itself. After those any request is. But not if they say that the rejection came from [further
+//!   in](crate::Overloaded#rejected-here-or-further-in), where the request had been started: by the header `x-rejected:
+//!   further-in`, or by [`rejected_here`](crate::Overloaded::rejected_here).
 //! - **Its body can be sent twice**: see [`Replay`]. Extensions, headers and version go along.
 //! - **The server did not forbid it**, by a gRPC pushback that is negative or cannot be read.
 //! - **It has retries left**: [`max_retries`](RetryPolicy::max_retries), 3 unless set.

@@ -94,7 +94,10 @@ pub use self::{
 };
 use crate::{
     BoxError, Overloaded, Reason,
-    admission::bounds::Name,
+    admission::{
+        bounds::Name,
+        handover::{Handover, aside},
+    },
     sync::{Arc, AtomicU64, Mutex, Ordering::Relaxed, lock},
 };
 
@@ -198,7 +201,11 @@ where
         counts.requests.fetch_add(1, Relaxed);
         let shown = harmless(|| likeness.request(&request));
         let layer = |stand_in| layer.layer(stand_in);
-        ShadowFuture::new(self.inner.call(request), layer, shown, M::response, counts)
+        let handover = Handover::<S::Error>::begin();
+        let real = self.inner.call(request);
+        let kept_back = handover.end();
+        // What the layers on trial reject is not kept back.
+        aside(|| ShadowFuture::new(real, kept_back, layer, shown, M::response, counts))
     }
 }
 

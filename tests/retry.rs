@@ -19,7 +19,7 @@ use tower::{
     retry::{Policy, Retry, RetryLayer},
 };
 use tower_backpressure::{
-    LoadShedLayer, OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
+    ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
     retry::{
         Backoff, ByAnswer, Deadline, Idempotent, Judge, MAX_DELAY, Replay, ReplayBody, RetryBudget,
         Verdict,
@@ -674,6 +674,40 @@ async fn a_client_does_as_a_server_of_this_crate_asks() {
             assert!(!response.headers().contains_key("grpc-status"));
         }
         assert_eq!(inner.delays(), [4.], "{content_type}");
+    }
+}
+
+/// A handler that ran may have done something, though it passes on that something else was too busy for it.
+#[tokio::test(start_paused = true)]
+async fn what_a_handler_has_started_is_not_sent_again_unless_it_may_be_done_twice() {
+    let handler = || Server::new(|_| Err(support::rejection().into()));
+    for (request, calls) in [(post as fn() -> _, 1), (get, 4)] {
+        // In the same process.
+        let inner = handler();
+        let policy = policy().max_retries(3);
+        let mut client = ServiceBuilder::new()
+            .layer(RetryLayer::new(policy.clone()))
+            .layer(ConcurrencyLimitLayer::new(10))
+            .service(inner.clone());
+        call(&mut client, request()).await.unwrap_err();
+        assert_eq!(inner.calls(), calls);
+        assert_eq!(inner.delays(), vec![1.; calls - 1], "by the hint");
+
+        // And over the wire, where there are no extensions.
+        let inner = handler();
+        let server = ServiceBuilder::new()
+            .map_response(|mut response: Response<_>| {
+                response.extensions_mut().clear();
+                response.map(drop)
+            })
+            .layer(OverloadResponseLayer::new().jitter(false))
+            .layer(ConcurrencyLimitLayer::new(10))
+            .map_response(|response: Response<()>| response.map(|()| Full::<Bytes>::default()))
+            .service(inner.clone());
+        let mut client = Retry::new(policy, server);
+        let response = call(&mut client, request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), inner.calls()), (503, calls));
+        assert_eq!(inner.delays(), vec![1.; calls - 1]);
     }
 }
 

@@ -13,8 +13,11 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tower_service::Service;
 
 use crate::{
-    BoxError, Hold, Overloaded, ResponseFuture,
-    admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+    BoxError, Hold, ResponseFuture,
+    admission::{
+        fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+        handover::{self, Handover, KeptBack},
+    },
     algorithm::fair_queue::{Charge, Ticket},
     clock::{self, Now},
     hold::sealed::Held,
@@ -60,23 +63,25 @@ where
     S: Service<R>,
 {
     #[inline]
-    pub(super) fn called(future: S::Future, running: Running) -> Self
+    pub(super) fn called(future: S::Future, running: Running, kept_back: KeptBack) -> Self
     where
         H: From<Running>,
     {
-        let response = ResponseFuture::admitted(future, running.into());
+        let response = ResponseFuture::admitted(future, running.into(), kept_back);
         Self {
             state: State::Called { response },
         }
     }
 
     pub(super) fn failed(error: BoxError) -> Self {
+        handover::keep_back();
         Self {
             state: State::Failed { error: Some(error) },
         }
     }
 
     pub(crate) fn waiting(inner: S, request: R, place: Place) -> Self {
+        handover::keep_back();
         let waiting = Box::pin(Waiting {
             inner,
             request: Some(request),
@@ -91,6 +96,9 @@ where
     }
 }
 
+/// A request that was handed to the inner service.
+type Sent<F> = (F, Running, KeptBack);
+
 impl<S, R> Waiting<S, R>
 where
     S: Service<R> + Clone,
@@ -99,7 +107,7 @@ where
     fn poll(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(S::Future, Running), BoxError>> {
+    ) -> Poll<Result<Sent<S::Future>, BoxError>> {
         loop {
             let ticket = ready!(self.as_mut().poll_turn(cx))?;
             let this = self.as_mut().project();
@@ -120,8 +128,9 @@ where
                     running.send();
                     let request = this.request.take().expect("sent once");
                     let _told = (waited.tell(), clock::pass(&now));
+                    let handover = Handover::<S::Error>::begin();
                     let future = this.inner.call(request);
-                    return Poll::Ready(Ok((future, running)));
+                    return Poll::Ready(Ok((future, running, handover.end())));
                 }
                 Begun::No => {
                     // What the inner service has reserved is for whoever has the turn now.
@@ -215,7 +224,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
-            let (future, running) = match state.as_mut().project() {
+            let (future, running, kept_back) = match state.as_mut().project() {
                 StateProjection::Called { response } => return response.poll(cx),
                 StateProjection::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx)) {
                     Ok(sent) => sent,
@@ -229,7 +238,7 @@ where
                     return Poll::Ready(Err(error.take().expect("polled after it completed")));
                 }
             };
-            let response = ResponseFuture::admitted(future, running.into());
+            let response = ResponseFuture::admitted(future, running.into(), kept_back);
             state.set(State::Called { response });
         }
     }
@@ -339,9 +348,7 @@ impl Drop for Running {
 
 impl Held for Running {
     fn failed(mut self, error: &BoxError) {
-        if Overloaded::find(error.as_ref()).is_some() {
-            self.end = End::Refused;
-        }
+        self.end = End::of(error);
     }
 }
 
