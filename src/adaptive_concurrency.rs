@@ -365,7 +365,7 @@ impl<C, H> Sampling<C, H> {
     where
         C: Classify<Res>,
     {
-        let outcome = self.classify.classify(result);
+        let outcome = self.classify.classify(result).for_limit();
         let gate = self.permit.gate();
         (gate.governor()).complete(gate, self.dispatched, outcome, &mut Now::default());
     }

@@ -59,7 +59,8 @@
 //! within its [lease](CircuitBreakerConfig::probe_lease) has failed.
 //!
 //! What is a failure is told by a [`Classify`], as for the adaptive limit: by default an error that is no
-//! refusal; [`ByStatus`](crate::ByStatus) for HTTP and gRPC. Requests that were sent before the circuit last
+//! refusal; [`ByStatus`](crate::ByStatus) for HTTP and gRPC. A service that rejects is alive, and what it
+//! [rejects](crate::Outcome::Rejected) says nothing here: 429, or 503 with `retry-after`. Requests that were sent before the circuit last
 //! changed do not count: a late timeout does not open a circuit that has just closed.
 //!
 //! The layer is as ready as its inner service, but while it refuses it is ready at once: nobody waits for

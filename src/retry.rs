@@ -49,6 +49,9 @@
 //! - **Its body can be sent twice**: see [`Replay`]. Extensions, headers and version go along.
 //! - **The server did not forbid it**, by a gRPC pushback that is negative or cannot be read.
 //! - **It has retries left**: [`max_retries`](RetryPolicy::max_retries), 3 unless set.
+//! - **It was not an open circuit** of a [breaker](crate::circuit_breaker) in the client, unless that stays open for less
+//!   than the next backoff. To wait for it takes the caller's time, and all who waited would come back together when it
+//!   is over; the caller is told at once, and can do something else.
 //! - **It would be in time**: before the [`Deadline`] in its extensions, and before
 //!   [`max_elapsed`](RetryPolicy::max_elapsed) since it was first sent, a minute unless set.
 //! - **The budget has something left**: a [`RetryBudget`] that all requests share.
@@ -100,7 +103,7 @@ pub use self::{
 };
 pub use crate::algorithm::{backoff::Backoff, retry_budget::RetryBudget};
 use crate::{
-    Clock, ConfigError, Overloaded, clock,
+    Clock, ConfigError, Overloaded, Reason, clock,
     config::RetryConfig,
     jitter::Jitter,
     sync::{Arc, Mutex, lock},
@@ -329,7 +332,13 @@ where
         if self.session.retries >= settings.max_retries {
             return counts.exhausted.none();
         }
-        let exact = judge::refusal(result).is_some_and(Overloaded::is_exact);
+        let rejection = judge::refusal(result);
+        let open = rejection.filter(|rejection| rejection.reason() == Reason::CircuitOpen);
+        let backoff = settings.backoff.delay(self.session.backed_off);
+        if open.is_some_and(|open| open.retry_after() >= backoff) {
+            return counts.circuit_open.none();
+        }
+        let exact = rejection.is_some_and(Overloaded::is_exact);
         let delay = self.delay(&settings, ask, exact);
         if self.is_late(&settings, request, clock::instant() + delay) {
             return counts.too_late.none();

@@ -228,7 +228,7 @@ pub trait Likeness<R, Res> {
     fn response(response: &Res) -> Self::Response;
 }
 
-/// Of HTTP: the head of the request, with its extensions, and the status of the response.
+/// Of HTTP: the head of the request, with its extensions, and of the response its status and whether it is a rejection.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct OfHttp;
@@ -255,10 +255,12 @@ impl<B, C> Likeness<Request<B>, Response<C>> for OfHttp {
     fn response(response: &Response<C>) -> Response<NoBody> {
         let mut likeness = Response::new(NoBody);
         *likeness.status_mut() = response.status();
-        // Where gRPC says how it went, if it has nothing else to say.
-        if let Some(status) = response.headers().get("grpc-status") {
-            let headers = likeness.headers_mut();
-            headers.insert("grpc-status", status.clone());
+        // What a classifier goes by: where gRPC says how it went, if it has nothing else to say, and whether the server
+        // rejects.
+        for name in ["grpc-status", "grpc-retry-pushback-ms", "retry-after"] {
+            if let Some(value) = response.headers().get(name) {
+                likeness.headers_mut().insert(name, value.clone());
+            }
         }
         // A layer further in has refused it, and another has made an answer of that.
         if let Some(refusal) = response.extensions().get::<Overloaded>() {

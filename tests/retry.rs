@@ -19,7 +19,8 @@ use tower::{
     retry::{Policy, Retry, RetryLayer},
 };
 use tower_backpressure::{
-    ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
+    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer,
+    OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
     retry::{
         Backoff, ByAnswer, Deadline, Idempotent, Judge, MAX_DELAY, Replay, ReplayBody, RetryBudget,
         Verdict,
@@ -27,6 +28,7 @@ use tower_backpressure::{
 };
 
 const SEC: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
 const DAY: u64 = 86_400;
 
 type Answer = Result<Response<()>, BoxError>;
@@ -708,6 +710,54 @@ async fn what_a_handler_has_started_is_not_sent_again_unless_it_may_be_done_twic
         let response = call(&mut client, request()).await.unwrap();
         assert_eq!((response.status().as_u16(), inner.calls()), (503, calls));
         assert_eq!(inner.delays(), vec![1.; calls - 1]);
+    }
+}
+
+/// To wait for half a minute is for the caller to decide. A moment is waited for.
+#[tokio::test(start_paused = true)]
+async fn an_open_circuit_is_waited_out_only_if_that_is_shorter_than_the_backoff() {
+    for (cooldown, waits) in [
+        (SEC, true),
+        (9 * SEC, true),
+        (10 * SEC, false),
+        (30 * SEC, false),
+    ] {
+        let server = Server::once(500, &[]);
+        let breaker = CircuitBreakerLayer::new(
+            CircuitBreakerConfig::default()
+                .failures(1)
+                .cooldown(cooldown),
+        );
+        let breaker = breaker.classify(ByStatus);
+        let circuit = breaker.handle();
+        let policy = policy();
+        let mut client = ServiceBuilder::new()
+            .layer(RetryLayer::new(policy.clone()))
+            .layer(breaker)
+            .service(server.clone());
+        // Opens the circuit.
+        assert_eq!(call(&mut client, post()).await.unwrap().status(), 500);
+        assert_eq!(circuit.snapshot().opened, 1);
+        let sent = support::now();
+        let answer = call(&mut client, post()).await;
+        let waited = support::now() - sent;
+        let snapshot = policy.handle().snapshot();
+        if waits {
+            assert_eq!(answer.unwrap().status(), 200);
+            assert!(
+                (cooldown..cooldown + 2 * MS).contains(&waited),
+                "{waited:?}"
+            );
+            assert_eq!(snapshot.circuit_open, 0);
+        } else {
+            assert!(
+                answer
+                    .unwrap_err()
+                    .to_string()
+                    .contains("the circuit is open")
+            );
+            assert_eq!((waited, snapshot.circuit_open), (Duration::ZERO, 1));
+        }
     }
 }
 

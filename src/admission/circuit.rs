@@ -373,7 +373,7 @@ pub(super) fn of(outcome: Outcome) -> Ended {
     match outcome {
         Outcome::Success => Ended::Success,
         Outcome::Failure => Ended::Failure,
-        Outcome::Ignored => Ended::Unknown,
+        Outcome::Rejected | Outcome::Ignored => Ended::Unknown,
     }
 }
 

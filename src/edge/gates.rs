@@ -345,7 +345,7 @@ impl<E, H: HoldKind> Held<E, H> {
     {
         if let Some(dispatched) = self.dispatched {
             let gate = self.parts.adaptive.gate();
-            let outcome = ByStatus.classify(result);
+            let outcome = ByStatus.classify(result).for_limit();
             gate.governor().complete(gate, dispatched, outcome, now);
         }
     }
