@@ -397,6 +397,52 @@ async fn what_is_rejected_on_trial_is_not_kept_back() {
     assert!(!ask(&boxed(stack)).await.rejected_here());
 }
 
+/// Requests of both kinds side by side on several threads, each on one after the other: none is taken for another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn none_is_taken_for_another() {
+    let client = boxed(full().layer(counted(&Arc::default())));
+    let works = handler(client.clone(), Duration::ZERO);
+    let either = service_fn(move |request: Req| {
+        // Kept back by a layer within `call`, or handed to a handler that gives way before it asks its client.
+        let (mut client, works) = (client.clone(), works.clone());
+        let by_layer = (request.method() == "GET").then(|| {
+            assert!(support::poll_ready(&mut client).is_ready());
+            client.call(request)
+        });
+        async move {
+            match by_layer {
+                Some(rejected) => rejected.await,
+                None => {
+                    tokio::task::yield_now().await;
+                    works.oneshot(Request::new(())).await
+                }
+            }
+        }
+    });
+    // None that decides by the clock: a machine may be slow.
+    let layers = (admitting().into_iter())
+        .filter(|(name, _)| ["limit", "shed", "wfq", "breaker", "keyed limit"].contains(name));
+    let stack = layers.fold(boxed(either), |inner, (_, around)| around(inner));
+    let send = |stack: &Boxed, method| {
+        let request = Request::builder().method(method).body(()).unwrap();
+        stack.clone().oneshot(request)
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..8 {
+        let stack = stack.clone();
+        tasks.spawn(async move {
+            for number in 0..200 {
+                let method = ["GET", "POST"][(task + number) % 2];
+                let both = (send(&stack, method), send(&stack, "POST"));
+                let (one, other) = tokio::join!(both.0, both.1);
+                assert_eq!(refusal(one).rejected_here(), method == "GET");
+                assert!(!refusal(other).rejected_here());
+            }
+        });
+    }
+    tasks.join_all().await;
+}
+
 /// Clients of another process are told by a header.
 #[tokio::test(start_paused = true)]
 async fn the_answer_says_whether_the_request_was_started() {
