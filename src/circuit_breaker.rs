@@ -60,8 +60,8 @@
 //!
 //! What is a failure is told by a [`Classify`], as for the adaptive limit: by default an error that is no
 //! refusal; [`ByStatus`](crate::ByStatus) for HTTP and gRPC. A service that rejects is alive, and what it
-//! [rejects](crate::Outcome::Rejected) says nothing here: 429, or 503 with `retry-after`. Requests that were sent before the circuit last
-//! changed do not count: a late timeout does not open a circuit that has just closed.
+//! [rejects](crate::Outcome::Rejected) says nothing here: 429, or 503 with `retry-after`. Requests that were
+//! sent before the circuit last changed do not count: a late timeout does not open a circuit that has just closed.
 //!
 //! The layer is as ready as its inner service, but while it refuses it is ready at once: nobody waits for
 //! a permit further in only to be refused. Otherwise it decides in `call`; a refusal there gives back what
@@ -69,9 +69,8 @@
 //!
 //! # Errors
 //! [`Overloaded`](crate::Overloaded) with [`Reason::CircuitOpen`](crate::Reason::CircuitOpen).
-//! `retry_after` is the time that the circuit stays open yet, [exactly](crate::Overloaded::is_exact), and 5 s while a request
-//! probes. Errors of the
-//! inner service are passed on.
+//! `retry_after` is the time that the circuit stays open yet, [exactly](crate::Overloaded::is_exact), and 5 s
+//! while a request probes. Errors of the inner service are passed on.
 //!
 //! # Cancellation
 //! A request that is dropped says nothing about the service. If it was the probe, the next one is.

@@ -63,8 +63,8 @@
 //! hint of an [`Overloaded`]. Otherwise, and if a `retry-after` is 0 or a date that
 //! has passed, as long as the backoff says. Then up to half of that is added at random, so that those
 //! who failed together do not come back together; to a hint that is [exact](crate::Overloaded::is_exact) up to a
-//! tenth, and at most 2 s. It is added, not drawn from zero: nobody comes back
-//! sooner than the server asked for. And never longer than [`MAX_DELAY`], whatever a server says.
+//! tenth, and at most 2 s. It is added, not drawn from zero: nobody comes back sooner than the server asked for.
+//! And never longer than [`MAX_DELAY`], whatever a server says.
 //!
 //! Retries wait for `tokio::time::sleep`, which tests can pause. The answer to which a retry is made is
 //! dropped before the wait, and its body with it, unread; with HTTP/1 that may cost the connection.

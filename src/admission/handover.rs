@@ -24,8 +24,8 @@
 //! `MapErr`, `Steer`, `Balance`, the boxed services and nearly every middleware does. One that calls it elsewhere (`Buffer` in
 //! its worker, `oneshot` and axum's `from_fn` in their future) hides what is inside it. Then a rejection made in there
 //! counts as from further in, which errs on the safe side: it is charged the time that it took and is not taken for safe to
-//! send again. The reverse error, to take for safe what is not, takes a service that calls its client within its own
-//! `call` and works before it awaits it.
+//! send again. The reverse error, to take for safe what is not, needs a service that calls a client within its own
+//! `call`, is rejected there, and works all the same: before it awaits the client, or through another one.
 //!
 //! The flag needs no guard: it is cleared before it is read, on the same thread, in the same call. An inner service whose errors
 //! cannot be (`Infallible`) costs nothing.
