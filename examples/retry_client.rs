@@ -14,7 +14,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, retry::RetryLayer};
 use tower_backpressure::{
-    LoadShedLayer, OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
+    ByStatus, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer,
+    Rate, RateLimitLayer, RetryPolicy,
     retry::{Backoff, Deadline, Idempotent, ReplayBody, RetryBudget},
 };
 
@@ -39,6 +40,10 @@ async fn main() -> Result<(), BoxError> {
     let handle = policy.handle();
     let mut client = ServiceBuilder::new()
         .layer(RetryLayer::new(policy))
+        // A server that says when to come back is alive: that does not open the circuit.
+        .layer(CircuitBreakerLayer::default().classify(ByStatus))
+        .layer(ConcurrencyLimitLayer::new(100))
+        .timeout(Duration::from_secs(5))
         .service_fn(move |request| send(limited.clone(), request));
     println!("three requests to a server that takes two at once, and one a second:");
     for _ in 0..3 {

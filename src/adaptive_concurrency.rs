@@ -112,6 +112,7 @@ use crate::{
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
+        handover::Handover,
         nested::LimiterId,
     },
     clock::Now,
@@ -323,7 +324,9 @@ where
                     classify: self.classify.clone(),
                     hold: PhantomData,
                 };
-                ResponseFuture::admitted(self.inner.call(request), sampling)
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.call(request);
+                ResponseFuture::admitted(future, sampling, handover.end())
             }
             Err(overloaded) => ResponseFuture::refused(overloaded),
         }
@@ -366,7 +369,7 @@ impl<C, H> Sampling<C, H> {
     where
         C: Classify<Res>,
     {
-        let outcome = self.classify.classify(result);
+        let outcome = self.classify.classify(result).for_limit();
         let gate = self.permit.gate();
         (gate.governor()).complete(gate, self.dispatched, outcome, &mut Now::default());
     }

@@ -59,8 +59,9 @@
 //! within its [lease](CircuitBreakerConfig::probe_lease) has failed.
 //!
 //! What is a failure is told by a [`Classify`], as for the adaptive limit: by default an error that is no
-//! refusal; [`ByStatus`](crate::ByStatus) for HTTP and gRPC. Requests that were sent before the circuit last
-//! changed do not count: a late timeout does not open a circuit that has just closed.
+//! refusal; [`ByStatus`](crate::ByStatus) for HTTP and gRPC. A service that rejects is alive, and what it
+//! [rejects](crate::Outcome::Rejected) says nothing here: 429, or 503 with `retry-after`. Requests that were
+//! sent before the circuit last changed do not count: a late timeout does not open a circuit that has just closed.
 //!
 //! The layer is as ready as its inner service, but while it refuses it is ready at once: nobody waits for
 //! a permit further in only to be refused. Otherwise it decides in `call`; a refusal there gives back what
@@ -68,8 +69,8 @@
 //!
 //! # Errors
 //! [`Overloaded`](crate::Overloaded) with [`Reason::CircuitOpen`](crate::Reason::CircuitOpen).
-//! `retry_after` is the time that the circuit stays open yet, and 5 s while a request probes. Errors of the
-//! inner service are passed on.
+//! `retry_after` is the time that the circuit stays open yet, [exactly](crate::Overloaded::is_exact), and 5 s
+//! while a request probes. Errors of the inner service are passed on.
 //!
 //! # Cancellation
 //! A request that is dropped says nothing about the service. If it was the probe, the next one is.
@@ -101,6 +102,7 @@ use crate::{
         circuit::{Circuit, Pass},
         shed,
     },
+    algorithm::breaker::After,
     sync::Arc,
 };
 pub use crate::{admission::circuit::Snapshot, algorithm::breaker::State};
@@ -186,7 +188,7 @@ pub struct CircuitBreaker<S, C = ByResult> {
     layer: CircuitBreakerLayer<C>,
     /// The circuit refused before the inner service was asked whether it is ready, and what the caller is to
     /// be told. Good for one call.
-    refusing: Option<u64>,
+    refusing: Option<After>,
 }
 
 impl<S, R, C> Service<R> for CircuitBreaker<S, C>

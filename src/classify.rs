@@ -1,12 +1,14 @@
 //! What a completed request says about the service, so that a layer can learn from it.
 
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header::RETRY_AFTER};
 
 pub use crate::algorithm::limit::Outcome;
 use crate::{BoxError, Overloaded};
 
 /// Made once: a name in a string is parsed each time that it is looked for.
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+static GRPC_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// As many headers as most handlers set.
 const FEW: usize = 4;
@@ -47,8 +49,9 @@ where
     }
 }
 
-/// `Ok` is a success and `Err` a failure, but for [`Overloaded`], which a layer further in answered
-/// with without calling the service: it is ignored.
+/// `Ok` is a success and `Err` a failure, but for [`Overloaded`], which is ignored, wherever it was made. A layer further
+/// in answered with it without calling the service, or the service passes on what it was told by another: either way it
+/// is no failure of the service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByResult;
 
@@ -68,12 +71,18 @@ impl<Res> Classify<Res> for ByResult {
 /// | --- | --- |
 /// | 1xx–3xx | success, but for 101: an upgraded connection is no request |
 /// | 4xx | nothing: it is the client's fault, and found out early |
-/// | 5xx | failure |
+/// | 503 with `retry-after` | [rejected](Outcome::Rejected) |
+/// | any other 5xx | failure |
 /// | `grpc-status` 0 in the head | success |
-/// | `grpc-status` 4 DEADLINE_EXCEEDED, 14 UNAVAILABLE in the head | failure |
-/// | any other `grpc-status` in the head, CANCELLED among them | nothing |
+/// | `grpc-status` 14 UNAVAILABLE in the head with `grpc-retry-pushback-ms` | [rejected](Outcome::Rejected) |
+/// | `grpc-status` 4 DEADLINE_EXCEEDED, any other 14 UNAVAILABLE in the head | failure |
+/// | any other `grpc-status` in the head, CANCELLED and RESOURCE_EXHAUSTED among them | nothing |
 /// | a refusal of this crate, as an error or as the response that was made of it | nothing |
 /// | any other error | failure |
+///
+/// A server that rejects politely (429, 503 with `retry-after`, RESOURCE_EXHAUSTED) is alive, so that none of it opens a
+/// circuit. To an adaptive limit in front of that server, a 503 is a sign of too much at once, and a 429 is not: it is about a
+/// quota. A 503 without `retry-after` is what proxies answer for a server that is down.
 ///
 /// The answer is judged, and timed, when its head is there. A gRPC status that comes in the trailers,
 /// after messages, is not seen; where a call fails without any message, which is where it fails under
@@ -109,7 +118,7 @@ fn of_response<B>(response: &Response<B>) -> Outcome {
         return Outcome::Ignored;
     }
     if status.is_server_error() {
-        return Outcome::Failure;
+        return of_server_error(response);
     }
     let headers = response.headers();
     // To hash a name takes longer than to compare a few.
@@ -118,8 +127,18 @@ fn of_response<B>(response: &Response<B>) -> Outcome {
     }
     match headers.get(&GRPC_STATUS).map(HeaderValue::as_bytes) {
         None | Some(b"0") => Outcome::Success,
+        Some(b"14") if headers.contains_key(&GRPC_PUSHBACK) => Outcome::Rejected,
         Some(b"4" | b"14") => Outcome::Failure,
         Some(_) => Outcome::Ignored,
+    }
+}
+
+#[cold]
+fn of_server_error<B>(response: &Response<B>) -> Outcome {
+    let polite = response.headers().contains_key(RETRY_AFTER);
+    match response.status() {
+        StatusCode::SERVICE_UNAVAILABLE if polite => Outcome::Rejected,
+        _ => Outcome::Failure,
     }
 }
 
@@ -162,6 +181,40 @@ mod tests {
         ] {
             let response = Response::builder().status(status).body(()).unwrap();
             assert_eq!(ByStatus.classify(Ok(&response)), outcome, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_says_when_to_come_back_is_alive() {
+        let judge = |status, header: &str, value: &str| {
+            let response = Response::builder().status(200).header(header, value);
+            let mut response = response.body(()).unwrap();
+            match status {
+                Ok(status) => *response.status_mut() = StatusCode::from_u16(status).unwrap(),
+                Err(grpc) => _ = response.headers_mut().insert("grpc-status", grpc),
+            }
+            ByStatus.classify(Ok(&response))
+        };
+        let grpc = |status: u16| Err(HeaderValue::from(status));
+        let pushback = "grpc-retry-pushback-ms";
+        for (status, header, outcome) in [
+            (Ok(503), "retry-after", Outcome::Rejected),
+            (Ok(503), pushback, Outcome::Failure),
+            (Ok(500), "retry-after", Outcome::Failure),
+            (Ok(502), "retry-after", Outcome::Failure),
+            (Ok(429), "retry-after", Outcome::Ignored),
+            (Ok(200), "retry-after", Outcome::Success),
+            (grpc(8), pushback, Outcome::Ignored),
+            (grpc(14), pushback, Outcome::Rejected),
+            (grpc(14), "retry-after", Outcome::Failure),
+            (grpc(4), pushback, Outcome::Failure),
+            (grpc(0), pushback, Outcome::Success),
+        ] {
+            assert_eq!(
+                judge(status.clone(), header, "2"),
+                outcome,
+                "{status:?} {header}"
+            );
         }
     }
 

@@ -139,7 +139,7 @@ pub use crate::admission::age_gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
-    admission::{age_gate::AgeGate, shed},
+    admission::{age_gate::AgeGate, handover::Handover, shed},
     clock::{self, Clock, Now},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
@@ -318,8 +318,9 @@ where
             Ok(()) => {
                 let permit = gate.permit();
                 let _passing = clock::pass(&now);
+                let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
-                ResponseFuture::admitted(future, permit.into())
+                ResponseFuture::admitted(future, permit.into(), handover.end())
             }
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.

@@ -76,7 +76,7 @@ use tower_service::Service;
 pub use crate::admission::gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
-    admission::{claim::Claim, gate::Gate},
+    admission::{claim::Claim, gate::Gate, handover::Handover},
     config::ConcurrencyLimitConfig,
     sync::Arc,
 };
@@ -216,7 +216,9 @@ where
         match self.claim.take() {
             Ok(()) => {
                 let permit = Permit::new(Arc::clone(self.claim.limiter()));
-                ResponseFuture::admitted(self.inner.call(request), permit.into())
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.call(request);
+                ResponseFuture::admitted(future, permit.into(), handover.end())
             }
             Err(overloaded) => ResponseFuture::refused(overloaded),
         }

@@ -60,7 +60,9 @@ pub use self::gates::{Gates, GatesFuture, GatesService};
 use crate::{
     AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, Clock, CoDelConfig, CoDelLayer,
     ConfigError, Hold, OverloadResponseLayer, Permit, ShadowLayer, UntilBodyEnd, UntilResponse,
-    WfqLayer, adaptive_concurrency, codel,
+    WfqLayer, adaptive_concurrency,
+    admission::handover::{Handover, can_be},
+    codel,
     config::EdgeConfig,
     hold::HoldKind,
     respond::{Caller, OverloadBody, OverloadResponseFuture},
@@ -306,8 +308,11 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         match self.gates.admit(&request) {
             Admission::Sent(held) => {
+                // Routers have errors of which there are no values: nothing has to be known to answer one.
                 let caller = can_be::<S::Error>().then(|| Caller::of(&request));
-                let future = GatesFuture::sent(self.gates.inner.get_mut().call(request), held);
+                let handover = Handover::<S::Error>::begin();
+                let future = self.gates.inner.get_mut().call(request);
+                let future = GatesFuture::sent(future, held, handover.end());
                 self.response.around(future, caller)
             }
             Admission::Waits(place) => {
@@ -321,12 +326,6 @@ where
             }
         }
     }
-}
-
-/// Whether there may be values of that type. Routers have errors that there are none of, and then it need not be found
-/// out how to tell the client of one. Of a type without values a `Result` has no `Err`, and no need to say so.
-const fn can_be<E>() -> bool {
-    size_of::<Result<(), E>>() > 0
 }
 
 impl<S: Clone, E, H: HoldKind> Clone for EdgeService<S, E, H> {

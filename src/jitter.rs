@@ -16,7 +16,20 @@ impl Default for Jitter {
     }
 }
 
+/// What may be added to a hint that is exact, however long it is. A client that was told to wait for half a minute can be
+/// told a little more, but no other number.
+const MOST_ON_EXACT: Duration = Duration::from_secs(2);
+
 impl Jitter {
+    /// A hint with jitter: up to half of it is added, or up to a tenth and at most 2 s if it is exact.
+    pub(crate) fn on(&self, hint: Duration, exact: bool) -> Duration {
+        let most = match exact {
+            true => (hint / 10).min(MOST_ON_EXACT),
+            false => hint / 2,
+        };
+        hint.saturating_add(self.up_to(most))
+    }
+
     /// From nothing to this.
     pub(crate) fn up_to(&self, most: Duration) -> Duration {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -48,6 +61,26 @@ mod tests {
             quarters.iter().all(|count| (2200..2800).contains(count)),
             "{quarters:?}"
         );
+    }
+
+    #[test]
+    fn an_exact_hint_gets_a_tenth_and_at_most_two_seconds() {
+        let jitter = Jitter::default();
+        let secs = Duration::from_secs_f64;
+        for (hint, exact, most) in [
+            (29.9, true, 31.9),
+            (30.0, false, 45.0),
+            (5.0, true, 5.5),
+            (3600.0, true, 3602.0),
+        ] {
+            let drawn: Vec<_> = (0..1000).map(|_| jitter.on(secs(hint), exact)).collect();
+            assert!(drawn.iter().all(|it| (secs(hint)..secs(most)).contains(it)));
+            let (least, most_drawn) = (drawn.iter().min().unwrap(), drawn.iter().max().unwrap());
+            let spread = (*most_drawn - *least).as_secs_f64();
+            assert!(spread > 0.9 * (most - hint), "{hint}: {spread}");
+        }
+        assert_eq!(jitter.on(Duration::MAX, true), Duration::MAX);
+        assert_eq!(jitter.on(Duration::MAX, false), Duration::MAX);
     }
 
     #[test]

@@ -79,6 +79,7 @@ pub use crate::admission::keyed_gates::{KeySnapshot, Snapshot, Totals};
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
+        handover::Handover,
         keyed_gates::{KeyedGates, Place, Serving},
         nested, shed,
     },
@@ -247,9 +248,10 @@ where
             Ok(mut serving) => match shed::try_now(|cx| self.inner.poll_ready(cx)) {
                 Poll::Ready(Ok(())) => {
                     serving.send();
+                    let handover = Handover::<S::Error>::begin();
                     let call = || self.inner.call(request);
                     let future = nested::holding(serving.limiter(), call);
-                    return KeyedLimitResponseFuture::called(future, serving);
+                    return KeyedLimitResponseFuture::called(future, serving, handover.end());
                 }
                 polled => {
                     // Whatever it has reserved goes with it.

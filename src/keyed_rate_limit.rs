@@ -105,7 +105,7 @@ pub use self::{
 pub use crate::admission::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, ConfigError, Overloaded, Rate, ResponseFuture,
-    admission::{fingerprint::Fingerprint, keyed_buckets::KeyedBuckets},
+    admission::{fingerprint::Fingerprint, handover::Handover, keyed_buckets::KeyedBuckets},
     config::KeyedRateLimitConfig,
     rate_limit,
     sync::Arc,
@@ -255,7 +255,9 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         let reserved = match self.limit.key.take(&self.limit.handle, &request) {
             Ok(Reserved { taken, .. }) if taken.is_there() => {
-                return ResponseFuture::admitted(self.inner.call(request), ()).into();
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.call(request);
+                return ResponseFuture::admitted(future, (), handover.end()).into();
             }
             other => other,
         };

@@ -57,7 +57,9 @@
 //!
 //! # What all layers have in common
 //! - **One refusal.** [`Overloaded`] says which layer refused, why, and when to come back. It always
-//!   comes out of `call`, and a request that is answered with it was never handed to the inner service.
+//!   comes out of `call`. If it was [rejected here](Overloaded::rejected_here), the service was never called. Otherwise it
+//!   came [from further in](Overloaded#rejected-here-or-further-in): the service ran, and passes on what a client of
+//!   its own was told.
 //! - **One layer value, one state.** However often `layer()` is called and services are cloned, they
 //!   share what was made by the constructor. Handles look at it and change it at run time.
 //! - **No unbounded queue.** Every wait is bounded in number. In [`edge()`](fn@edge) and [`WfqLayer`] it is also bounded

@@ -68,11 +68,16 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Overloaded, Reason, ResponseFuture,
-    admission::shed::{self, Offer},
+    admission::{
+        handover::Handover,
+        shed::{self, Offer},
+    },
 };
 
-const NOT_READY: Overloaded =
-    Overloaded::new("load_shed", Reason::NotReady, Duration::from_secs(1));
+fn not_ready() -> Box<Overloaded> {
+    let hint = Duration::from_secs(1);
+    Box::new(Overloaded::new("load_shed", Reason::NotReady, hint))
+}
 
 /// Refuses at once what would have to wait. See the [module](self) for all of it.
 #[derive(Clone, Debug, Default)]
@@ -141,7 +146,11 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         match self.take_ready() {
-            Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
+            Ok(()) => {
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.call(request);
+                ResponseFuture::admitted(future, (), handover.end())
+            }
             Err(refusal) => ResponseFuture::refused(refusal),
         }
     }
@@ -155,7 +164,7 @@ impl<S> LoadShed<S> {
             true => Ok(()),
             false => Err(match self.offer.take() {
                 Some(offer) => offer.take_up(),
-                None => Box::new(NOT_READY),
+                None => not_ready(),
             }),
         }
     }

@@ -78,7 +78,7 @@
 //! | `backpressure_retry_requests_total` | counter | retry | requests, each counted once |
 //! | `backpressure_retries_total` | counter | retry | requests that were sent again |
 //! | `backpressure_retries_recovered_total` | counter | retry | requests that went well at a retry |
-//! | `backpressure_retries_withheld_total{reason}` | counter | retry | why not: `permanent`, `gone`, `not_idempotent`, `not_replayable`, `forbidden`, `exhausted`, `too_late`, `over_budget` |
+//! | `backpressure_retries_withheld_total{reason}` | counter | retry | why not: `permanent`, `gone`, `not_idempotent`, `not_replayable`, `forbidden`, `exhausted`, `circuit_open`, `too_late`, `over_budget` |
 //! | `backpressure_retry_budget` | gauge | retry | retries that the budget has left |
 //! | `backpressure_shadow_requests_total` | counter | shadow | requests that layers on trial were shown |
 //! | `backpressure_shadow_waited_total` | counter | shadow | requests that they would have had wait |

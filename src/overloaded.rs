@@ -1,6 +1,11 @@
 //! The rejection: one error type for every layer that refuses a request.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 /// A boxed error, the error type of every layer that can refuse. The same type as `tower::BoxError`.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -10,9 +15,33 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// Every layer of this crate refuses with this one type, boxed into a [`BoxError`], and always
 /// out of `Service::call`, never as an error of `poll_ready`, which to tower means a dead service.
 ///
-/// **A request answered with `Overloaded` was never handed to the inner service**, so it is safe
-/// to send it again, whatever it does.
+/// # Rejected here, or further in
+/// A layer that rejects a request does not hand it to its inner service. So **if
+/// [`rejected_here`](Self::rejected_here) is true, the service behind the layers was never called**, and it is safe to send
+/// the request again, whatever it does.
 ///
+/// A service can fail with an `Overloaded` too: a handler works for a second, calls another service by a client that has
+/// layers of this crate, is rejected there, and passes the error on. Every layer of this crate through which it passes marks
+/// it: `rejected_here` is false from then on, because the request may have been carried out in part.
+///
+/// `rejected_here` is seen from where the error is. To the handler, its client's rejection was made here: that call was
+/// never made. To whoever called the handler through a layer, it came from further in.
+///
+/// A stack of layers is one place: a limit inside a fair queue rejects here, whichever layer is outermost. It may contain layers
+/// of other crates whose `call` calls the next one, such as `Timeout`, `MapErr` or a boxed service. If one of them calls the
+/// next one elsewhere (`Buffer` in a task of its own, `oneshot` or axum's `from_fn` in their future), the layers
+/// outside cannot know what was kept back inside. A rejection from behind it counts as from further in. A *response*
+/// that was made of a rejection (by an [`OverloadResponse`](crate::OverloadResponse) inside) is the service's own word, and
+/// is passed on as it is.
+///
+/// | goes by it | rejected here | further in |
+/// | --- | --- | --- |
+/// | [`Wfq`](crate::Wfq), [`edge`](crate::edge()): the tenant is charged | nothing | the time that it took |
+/// | `RetryPolicy` (feature `retry`) sends again | any request | what may be done twice |
+/// | [`OverloadResponse`](crate::OverloadResponse) answers | as its protocol has it | and adds the header [`x-rejected: further-in`](crate::respond) |
+/// | breakers, adaptive limits | ignore it | ignore it: what rejects is alive |
+///
+/// # Example
 /// ```
 /// use std::time::Duration;
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -35,11 +64,14 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overloaded {
     layer: &'static str,
     reason: Reason,
     retry_after: Duration,
+    exact: bool,
+    /// Atomic because an error that wraps this one lends it out only shared. Nothing depends on when it is seen: it is
+    /// set by whoever passes the error on.
+    further_in: AtomicBool,
 }
 
 /// Why a request was refused.
@@ -80,7 +112,20 @@ impl Overloaded {
             layer,
             reason,
             retry_after,
+            exact: false,
+            further_in: AtomicBool::new(false),
         }
+    }
+
+    /// The hint is known and not estimated.
+    pub(crate) const fn exact(mut self) -> Self {
+        self.exact = true;
+        self
+    }
+
+    /// A service that was given the request has failed with it: it was not made here.
+    pub(crate) fn mark_further_in(&self) {
+        self.further_in.store(true, Relaxed);
     }
 
     /// The layer that refused: its own name if it was given one, else the name of its kind.
@@ -100,6 +145,44 @@ impl Overloaded {
         self.retry_after
     }
 
+    /// Whether [`retry_after`](Self::retry_after) is known and not estimated: how long a circuit stays open, when a token
+    /// will be there. A little jitter is enough then.
+    pub fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    /// Whether the service was never called, so that the request is safe to send again. Otherwise the service was called,
+    /// and failed with a rejection that came from further in: see [above](Self#rejected-here-or-further-in).
+    ///
+    /// ```
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_backpressure::{BoxError, ConcurrencyLimitLayer, Overloaded};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), BoxError> {
+    /// let limit = ConcurrencyLimitLayer::new(1).max_waiting(0); // of the client
+    /// let client = limit.layer(service_fn(|()| async { Ok::<_, BoxError>(()) }));
+    /// let _busy = limit.handle().try_acquire()?;
+    ///
+    /// let server = ConcurrencyLimitLayer::new(10).layer(service_fn(move |()| {
+    ///     let client = client.clone();
+    ///     async move {
+    ///         // … some work, and then:
+    ///         let rejected = client.oneshot(()).await.unwrap_err();
+    ///         assert!(Overloaded::find(rejected.as_ref()).unwrap().rejected_here());
+    ///         Err::<(), BoxError>(rejected)
+    ///     }
+    /// }));
+    ///
+    /// let error = server.oneshot(()).await.unwrap_err();
+    /// assert!(!Overloaded::find(error.as_ref()).unwrap().rejected_here());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rejected_here(&self) -> bool {
+        !self.further_in.load(Relaxed)
+    }
+
     /// Finds an `Overloaded` in an error or in what caused it.
     ///
     /// Layers further out may have wrapped the error; this walks the chain of
@@ -107,6 +190,41 @@ impl Overloaded {
     pub fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Self> {
         std::iter::successors(Some(error), |&error| error.source())
             .find_map(|error| error.downcast_ref())
+    }
+}
+
+impl Clone for Overloaded {
+    fn clone(&self) -> Self {
+        Self {
+            layer: self.layer,
+            reason: self.reason,
+            retry_after: self.retry_after,
+            exact: self.exact,
+            further_in: AtomicBool::new(!self.rejected_here()),
+        }
+    }
+}
+
+impl PartialEq for Overloaded {
+    fn eq(&self, other: &Self) -> bool {
+        let all = |it: &Self| {
+            let hint = (it.retry_after, it.exact);
+            (it.layer, it.reason, hint, it.rejected_here())
+        };
+        all(self) == all(other)
+    }
+}
+
+impl Eq for Overloaded {}
+
+impl fmt::Debug for Overloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Overloaded")
+            .field("layer", &self.layer)
+            .field("reason", &self.reason)
+            .field("retry_after", &self.retry_after)
+            .field("rejected_here", &self.rejected_here())
+            .finish_non_exhaustive()
     }
 }
 

@@ -83,6 +83,7 @@ use crate::{
     admission::{
         bucket::Bucket,
         claim::{Claim, Limiter},
+        handover::Handover,
     },
     config::RateLimitConfig,
     sync::Arc,
@@ -180,7 +181,11 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         match self.claim.take() {
-            Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
+            Ok(()) => {
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.call(request);
+                ResponseFuture::admitted(future, (), handover.end())
+            }
             Err(overloaded) => ResponseFuture::refused(overloaded),
         }
     }

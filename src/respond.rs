@@ -33,9 +33,14 @@
 //! Which it is is told by the request's method and headers, in the order of [`Protocol`], or by a
 //! `Protocol` among its extensions.
 //!
-//! The retry hint is the refusing layer's, plus up to half of it at random, so that those who are told to
-//! come back do not come all at once ([`jitter`](OverloadResponseLayer::jitter)). The `Overloaded` is put
-//! into the response's extensions, where layers further out can see it.
+//! The retry hint is the rejecting layer's with jitter, so that the rejected clients do not come back all at once
+//! ([`jitter`](OverloadResponseLayer::jitter)): up to half of the hint is added at random. A hint that is
+//! [exact](Overloaded::is_exact), as that of an open circuit, gets up to a tenth of it, and at most 2 s. The `Overloaded` is
+//! put into the response's extensions, where layers further out can see it.
+//!
+//! If the rejection was not made here but [further in](Overloaded#rejected-here-or-further-in), the answer has a header
+//! `x-rejected: further-in`: the request had been started. Without it, an answer to a rejection says that nothing
+//! was done, and clients that know that, as those with a `RetryPolicy`, send any request again.
 //!
 //! # Errors
 //! None. An error of the inner service that is no `Overloaded`, nor has one as its source, is logged and
@@ -70,7 +75,7 @@ use std::{
     time::Duration,
 };
 
-use ::http::{Request, Response, StatusCode};
+use ::http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use bytes::Bytes;
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
@@ -78,7 +83,19 @@ use tower_service::Service;
 
 pub(crate) use self::protocol::Caller;
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
-use crate::{BoxError, Overloaded, Reason, jitter::Jitter, observe::events};
+use crate::{
+    BoxError, Overloaded, Reason,
+    admission::{
+        handover::{Handover, KeptBack},
+        response::pass_on,
+    },
+    jitter::Jitter,
+    observe::events,
+};
+
+/// The header of a rejection that was not made here, and its value.
+pub(crate) const REJECTED: HeaderName = HeaderName::from_static("x-rejected");
+pub(crate) const FURTHER_IN: HeaderValue = HeaderValue::from_static("further-in");
 
 /// Answers [`Overloaded`] as the protocol expects. See the [module](self) for all of it.
 #[derive(Clone, Debug, Default)]
@@ -160,7 +177,10 @@ impl OverloadResponseLayer {
     #[inline]
     pub(crate) fn around<F>(&self, future: F, caller: Option<Caller>) -> OverloadResponseFuture<F> {
         OverloadResponseFuture {
-            state: State::Called { future },
+            state: State::Called {
+                future,
+                kept_back: KeptBack::YES,
+            },
             caller,
             settings: self.settings.clone(),
         }
@@ -173,7 +193,8 @@ impl OverloadResponseLayer {
         self
     }
 
-    /// Whether up to half of the retry hint is added to it at random. On unless set.
+    /// Whether up to half of the retry hint is added to it at random; of an exact one up to a tenth, and at most 2 s. On by
+    /// default.
     pub fn jitter(self, jitter: bool) -> Self {
         self.set(|settings| settings.jitter = jitter.then(Arc::default))
     }
@@ -302,7 +323,7 @@ impl Settings {
     fn refuse(&self, overloaded: &Overloaded, caller: Caller) -> Response<Bytes> {
         let hint = overloaded.retry_after();
         let retry_after = match &self.jitter {
-            Some(jitter) => hint.saturating_add(jitter.up_to(hint / 2)),
+            Some(jitter) => jitter.on(hint, overloaded.is_exact()),
             None => hint,
         };
         let refusal = Refusal {
@@ -326,6 +347,9 @@ impl Settings {
             };
             self.respond(&answer, caller)
         });
+        if !overloaded.rejected_here() {
+            response.headers_mut().insert(REJECTED, FURTHER_IN);
+        }
         response.extensions_mut().insert(overloaded.clone());
         response
     }
@@ -404,9 +428,11 @@ where
                 settings,
             };
         }
+        let handover = Handover::<S::Error>::begin();
         OverloadResponseFuture {
             state: State::Called {
                 future: self.inner.call(request),
+                kept_back: handover.end(),
             },
             caller,
             settings,
@@ -438,7 +464,7 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<F> {
-        Called { #[pin] future: F },
+        Called { #[pin] future: F, kept_back: KeptBack },
         Failed { error: Option<BoxError> },
     }
 }
@@ -453,9 +479,9 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let error = match this.state.project() {
-            StateProjection::Called { future } => match ready!(future.poll(cx)) {
+            StateProjection::Called { future, kept_back } => match ready!(future.poll(cx)) {
                 Ok(response) => return Poll::Ready(Ok(response.map(OverloadBody::inner))),
-                Err(error) => error.into(),
+                Err(error) => pass_on(error.into(), *kept_back),
             },
             StateProjection::Failed { error } => error.take().expect("polled after it completed"),
         };

@@ -42,11 +42,16 @@
 //!   knows whether the server did what it was asked for, so only idempotent methods (GET, HEAD,
 //!   OPTIONS, TRACE, PUT, DELETE) and what the caller marks as [`Idempotent`] are sent again. Answers
 //!   that say that nothing was done make an exception: 429, 503 with `retry-after`, gRPC's
-//!   RESOURCE_EXHAUSTED and UNAVAILABLE with pushback, and a refusal by a layer of this crate in the
-//!   client itself. After those any request is.
+//!   RESOURCE_EXHAUSTED and UNAVAILABLE with pushback, and a rejection by a layer of this crate in the
+//!   client itself. After those any request is. But not if they say that the rejection came from [further
+//!   in](crate::Overloaded#rejected-here-or-further-in), where the request had been started: by the header `x-rejected:
+//!   further-in`, or by [`rejected_here`](crate::Overloaded::rejected_here).
 //! - **Its body can be sent twice**: see [`Replay`]. Extensions, headers and version go along.
 //! - **The server did not forbid it**, by a gRPC pushback that is negative or cannot be read.
 //! - **It has retries left**: [`max_retries`](RetryPolicy::max_retries), 3 unless set.
+//! - **It was not an open circuit** of a [breaker](crate::circuit_breaker) in the client, unless that stays open for less
+//!   than the next backoff. To wait for it takes the caller's time, and all who waited would come back together when it
+//!   is over; the caller is told at once, and can do something else.
 //! - **It would be in time**: before the [`Deadline`] in its extensions, and before
 //!   [`max_elapsed`](RetryPolicy::max_elapsed) since it was first sent, a minute unless set.
 //! - **The budget has something left**: a [`RetryBudget`] that all requests share.
@@ -55,10 +60,11 @@
 //! As long as the server asks for, if it does: `retry-after` with 429 and 503, in seconds or as a date
 //! (compared with the response's own `date`, so that clocks need not agree); `grpc-retry-pushback-ms`
 //! beside a `grpc-status` in the head, after which the [`Backoff`] starts anew, as gRPC has it; the
-//! hint of an [`Overloaded`](crate::Overloaded). Otherwise, and if a `retry-after` is 0 or a date that
+//! hint of an [`Overloaded`]. Otherwise, and if a `retry-after` is 0 or a date that
 //! has passed, as long as the backoff says. Then up to half of that is added at random, so that those
-//! who failed together do not come back together. It is added, not drawn from zero: nobody comes back
-//! sooner than the server asked for. And never longer than [`MAX_DELAY`], whatever a server says.
+//! who failed together do not come back together; to a hint that is [exact](crate::Overloaded::is_exact) up to a
+//! tenth, and at most 2 s. It is added, not drawn from zero: nobody comes back sooner than the server asked for.
+//! And never longer than [`MAX_DELAY`], whatever a server says.
 //!
 //! Retries wait for `tokio::time::sleep`, which tests can pause. The answer to which a retry is made is
 //! dropped before the wait, and its body with it, unread; with HTTP/1 that may cost the connection.
@@ -97,7 +103,7 @@ pub use self::{
 };
 pub use crate::algorithm::{backoff::Backoff, retry_budget::RetryBudget};
 use crate::{
-    Clock, ConfigError, clock,
+    Clock, ConfigError, Overloaded, Reason, clock,
     config::RetryConfig,
     jitter::Jitter,
     sync::{Arc, Mutex, lock},
@@ -219,7 +225,7 @@ impl<J, P> RetryPolicy<J, P> {
         self
     }
 
-    /// Whether up to half of each delay is added to it at random. On unless set.
+    /// Whether up to half of each delay is added to it at random; to an exact one up to a tenth, and at most 2 s. On by default.
     pub fn jitter(self, jitter: bool) -> Self {
         lock(&self.shared.state).settings.jitter = jitter;
         self
@@ -263,7 +269,7 @@ impl<J, P> RetryPolicy<J, P> {
     }
 
     /// How long to wait before the next retry.
-    fn delay(&self, settings: &Settings, ask: Ask) -> Duration {
+    fn delay(&self, settings: &Settings, ask: Ask, exact: bool) -> Duration {
         let delay = match ask {
             Ask::Pushback(delay) => delay,
             // A server that says 0 has not thought of what becomes of it.
@@ -271,7 +277,7 @@ impl<J, P> RetryPolicy<J, P> {
             _ => settings.backoff.delay(self.session.backed_off),
         };
         let delay = match settings.jitter {
-            true => delay.saturating_add(self.shared.jitter.up_to(delay / 2)),
+            true => self.shared.jitter.on(delay, exact),
             false => delay,
         };
         delay.min(MAX_DELAY)
@@ -326,7 +332,14 @@ where
         if self.session.retries >= settings.max_retries {
             return counts.exhausted.none();
         }
-        let delay = self.delay(&settings, ask);
+        let rejection = judge::refusal(result);
+        let open = rejection.filter(|rejection| rejection.reason() == Reason::CircuitOpen);
+        let backoff = settings.backoff.delay(self.session.backed_off);
+        if open.is_some_and(|open| open.retry_after() >= backoff) {
+            return counts.circuit_open.none();
+        }
+        let exact = rejection.is_some_and(Overloaded::is_exact);
+        let delay = self.delay(&settings, ask, exact);
         if self.is_late(&settings, request, clock::instant() + delay) {
             return counts.too_late.none();
         }

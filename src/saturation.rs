@@ -100,7 +100,9 @@ pub use self::{
 };
 pub use crate::algorithm::levels::{Level, Thresholds};
 use crate::{
-    BoxError, ConfigError, Overloaded, ResponseFuture, channel,
+    BoxError, ConfigError, Overloaded, ResponseFuture,
+    admission::handover::Handover,
+    channel,
     clock::{self, Now},
     config::SaturationConfig,
     sync::Arc,
@@ -238,8 +240,9 @@ where
         match watch.admit(now.instant(), || classify.classify(&request)) {
             Ok(()) => {
                 let _passing = clock::pass(&now);
+                let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
-                ResponseFuture::admitted(future, ())
+                ResponseFuture::admitted(future, (), handover.end())
             }
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.

@@ -94,7 +94,10 @@ pub use self::{
 };
 use crate::{
     BoxError, Overloaded, Reason,
-    admission::bounds::Name,
+    admission::{
+        bounds::Name,
+        handover::{Handover, aside},
+    },
     sync::{Arc, AtomicU64, Mutex, Ordering::Relaxed, lock},
 };
 
@@ -198,7 +201,11 @@ where
         counts.requests.fetch_add(1, Relaxed);
         let shown = harmless(|| likeness.request(&request));
         let layer = |stand_in| layer.layer(stand_in);
-        ShadowFuture::new(self.inner.call(request), layer, shown, M::response, counts)
+        let handover = Handover::<S::Error>::begin();
+        let real = self.inner.call(request);
+        let kept_back = handover.end();
+        // What the layers on trial reject is not kept back.
+        aside(|| ShadowFuture::new(real, kept_back, layer, shown, M::response, counts))
     }
 }
 
@@ -221,7 +228,7 @@ pub trait Likeness<R, Res> {
     fn response(response: &Res) -> Self::Response;
 }
 
-/// Of HTTP: the head of the request, with its extensions, and the status of the response.
+/// Of HTTP: the head of the request, with its extensions, and of the response its status and whether it is a rejection.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct OfHttp;
@@ -248,10 +255,12 @@ impl<B, C> Likeness<Request<B>, Response<C>> for OfHttp {
     fn response(response: &Response<C>) -> Response<NoBody> {
         let mut likeness = Response::new(NoBody);
         *likeness.status_mut() = response.status();
-        // Where gRPC says how it went, if it has nothing else to say.
-        if let Some(status) = response.headers().get("grpc-status") {
-            let headers = likeness.headers_mut();
-            headers.insert("grpc-status", status.clone());
+        // What a classifier goes by: where gRPC says how it went, if it has nothing else to say, and whether the server
+        // rejects.
+        for name in ["grpc-status", "grpc-retry-pushback-ms", "retry-after"] {
+            if let Some(value) = response.headers().get(name) {
+                likeness.headers_mut().insert(name, value.clone());
+            }
         }
         // A layer further in has refused it, and another has made an answer of that.
         if let Some(refusal) = response.extensions().get::<Overloaded>() {

@@ -46,8 +46,9 @@
 //! has the maths. No task is spawned.
 //!
 //! - **A tenant that was idle** begins where the others are: what it did not ask for is not saved up.
-//! - **A request that a layer further in refuses** costs its tenant no more than the time until it is refused,
-//!   which is next to nothing, and does not count towards what its requests are expected to take.
+//! - **A request that a layer further in refuses** costs its tenant nothing. One that the service worked on, and for which it passes
+//!   on the [rejection of another](crate::Overloaded#rejected-here-or-further-in), costs the time that it took. Neither
+//!   counts towards what its requests are expected to take.
 //! - **Requests without a tenant** share one, [`Tenant::Anonymous`]. So do those whose name is empty or longer
 //!   than 256 bytes.
 //! - **Memory is bounded.** At most [`max_tenants`](WfqConfig::max_tenants) are remembered. One that has no
@@ -121,6 +122,7 @@ use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
         fair_gate::{Arrived, FairGate},
+        handover::Handover,
         shed,
     },
     clock::{self, Now},
@@ -261,8 +263,9 @@ where
             if let Poll::Ready(Ok(())) = polled {
                 running.send();
                 let _told = (waited.tell(), clock::pass(&now));
+                let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
-                return WfqResponseFuture::called(future, running);
+                return WfqResponseFuture::called(future, running, handover.end());
             }
             // Whatever it has reserved goes with it. A limiter of another crate may have given it a place in its
             // queue: whoever kept that would be handed what is for the one whose turn it is.

@@ -211,6 +211,25 @@ fn a_classifier_decides_what_is_learned_from() {
     assert_eq!(outcomes, [Outcome::Success, Outcome::Failure]);
 }
 
+/// A server that is too busy is best helped by fewer requests at once, however polite it is about it.
+#[test]
+fn a_polite_503_is_a_sign_of_too_much() {
+    let law = Scripted::new(1);
+    let mut service = law
+        .layer()
+        .classify(ByStatus)
+        .layer(service_fn(|status: u16| {
+            let response = Response::builder().status(status);
+            ready(response.header("retry-after", 2).body(()))
+        }));
+    for status in [503, 429] {
+        assert!(poll_ready(&mut service).is_ready());
+        assert_eq!(finish(service.call(status)).unwrap().status(), status);
+    }
+    let outcomes: Vec<_> = law.samples().iter().map(|sample| sample.outcome).collect();
+    assert_eq!(outcomes, [Outcome::Failure]);
+}
+
 #[tokio::test]
 async fn a_body_holds_the_permit_but_is_not_timed() {
     let law = Scripted::new(1);

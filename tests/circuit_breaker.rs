@@ -345,6 +345,79 @@ async fn http_statuses_count_as_they_do_for_the_adaptive_limit() {
     }
 }
 
+/// A server that says when to come back is alive. One that is silent about it, or a proxy in front of it, may not be.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_rejects_politely_does_not_open_it() {
+    let breaker = CircuitBreakerLayer::new(CircuitBreakerConfig::default().failures(3));
+    let handle = breaker.handle();
+    let service = breaker.classify(ByStatus).layer(service_fn(
+        |(status, header): (u16, Option<(&'static str, &'static str)>)| async move {
+            let response = Response::builder().status(status);
+            let response = header
+                .into_iter()
+                .fold(response, |response, (name, value)| {
+                    response.header(name, value)
+                });
+            response.body(())
+        },
+    ));
+    let hint = ("retry-after", "2");
+    let polite = [
+        (503, Some(hint)),
+        (429, Some(hint)),
+        (429, None),
+        (200, Some(("grpc-status", "8"))),
+    ];
+    for answer in polite.repeat(10) {
+        service.clone().oneshot(answer).await.unwrap();
+        assert_eq!(handle.snapshot().failures_in_a_row, 0, "{answer:?}");
+    }
+    for answer in [
+        (503, None),
+        (503, Some(("retry-before", "2"))),
+        (502, Some(hint)),
+    ] {
+        assert_eq!(handle.snapshot().state, State::Closed);
+        service.clone().oneshot(answer).await.unwrap();
+    }
+    assert_eq!(handle.snapshot().state, State::Open);
+}
+
+/// It is known how long a circuit stays open: a little jitter is enough.
+#[tokio::test(start_paused = true)]
+async fn clients_are_told_how_long_it_stays_open_and_little_more() {
+    let hints = async |after: Duration, force: bool| {
+        let breaker = CircuitBreakerLayer::new(CircuitBreakerConfig::default().failures(1));
+        let handle = breaker.handle();
+        let service = ServiceBuilder::new()
+            .layer(OverloadResponseLayer::new())
+            .layer(breaker)
+            .service(service_fn(|_: Request<()>| async {
+                Err::<Response<String>, BoxError>("broken".into())
+            }));
+        service.clone().oneshot(Request::new(())).await.unwrap();
+        if force {
+            handle.force_open();
+        }
+        advance(after).await;
+        let mut hints = Vec::new();
+        for _ in 0..200 {
+            let response = service.clone().oneshot(Request::new(())).await.unwrap();
+            let hint = response.headers()["retry-after"].to_str().unwrap();
+            hints.push(hint.parse::<u32>().unwrap());
+        }
+        hints.sort_unstable();
+        (hints[0], hints[199])
+    };
+    let ms = Duration::from_millis;
+    let (least, most) = hints(ms(100), false).await; // of 29.9 s
+    assert!((30..=31).contains(&least) && most == 32, "{least}..{most}");
+    let (least, most) = hints(ms(20_000), false).await; // of 10 s
+    assert!(least >= 10 && most == 11, "{least}..{most}");
+    let (least, most) = hints(ms(0), true).await; // nobody knows
+    assert!(least >= 30 && (40..=45).contains(&most), "{least}..{most}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_probe_whose_result_says_nothing_makes_way_for_the_next() {
     let breaker = CircuitBreakerLayer::new(CircuitBreakerConfig::default().failures(1));

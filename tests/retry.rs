@@ -19,7 +19,8 @@ use tower::{
     retry::{Policy, Retry, RetryLayer},
 };
 use tower_backpressure::{
-    LoadShedLayer, OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
+    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer,
+    OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
     retry::{
         Backoff, ByAnswer, Deadline, Idempotent, Judge, MAX_DELAY, Replay, ReplayBody, RetryBudget,
         Verdict,
@@ -27,6 +28,7 @@ use tower_backpressure::{
 };
 
 const SEC: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
 const DAY: u64 = 86_400;
 
 type Answer = Result<Response<()>, BoxError>;
@@ -674,6 +676,88 @@ async fn a_client_does_as_a_server_of_this_crate_asks() {
             assert!(!response.headers().contains_key("grpc-status"));
         }
         assert_eq!(inner.delays(), [4.], "{content_type}");
+    }
+}
+
+/// A handler that ran may have done something, though it passes on that something else was too busy for it.
+#[tokio::test(start_paused = true)]
+async fn what_a_handler_has_started_is_not_sent_again_unless_it_may_be_done_twice() {
+    let handler = || Server::new(|_| Err(support::rejection().into()));
+    for (request, calls) in [(post as fn() -> _, 1), (get, 4)] {
+        // In the same process.
+        let inner = handler();
+        let policy = policy().max_retries(3);
+        let mut client = ServiceBuilder::new()
+            .layer(RetryLayer::new(policy.clone()))
+            .layer(ConcurrencyLimitLayer::new(10))
+            .service(inner.clone());
+        call(&mut client, request()).await.unwrap_err();
+        assert_eq!(inner.calls(), calls);
+        assert_eq!(inner.delays(), vec![1.; calls - 1], "by the hint");
+
+        // And over the wire, where there are no extensions.
+        let inner = handler();
+        let server = ServiceBuilder::new()
+            .map_response(|mut response: Response<_>| {
+                response.extensions_mut().clear();
+                response.map(drop)
+            })
+            .layer(OverloadResponseLayer::new().jitter(false))
+            .layer(ConcurrencyLimitLayer::new(10))
+            .map_response(|response: Response<()>| response.map(|()| Full::<Bytes>::default()))
+            .service(inner.clone());
+        let mut client = Retry::new(policy, server);
+        let response = call(&mut client, request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), inner.calls()), (503, calls));
+        assert_eq!(inner.delays(), vec![1.; calls - 1]);
+    }
+}
+
+/// To wait for half a minute is for the caller to decide. A moment is waited for.
+#[tokio::test(start_paused = true)]
+async fn an_open_circuit_is_waited_out_only_if_that_is_shorter_than_the_backoff() {
+    for (cooldown, waits) in [
+        (SEC, true),
+        (9 * SEC, true),
+        (10 * SEC, false),
+        (30 * SEC, false),
+    ] {
+        let server = Server::once(500, &[]);
+        let breaker = CircuitBreakerLayer::new(
+            CircuitBreakerConfig::default()
+                .failures(1)
+                .cooldown(cooldown),
+        );
+        let breaker = breaker.classify(ByStatus);
+        let circuit = breaker.handle();
+        let policy = policy();
+        let mut client = ServiceBuilder::new()
+            .layer(RetryLayer::new(policy.clone()))
+            .layer(breaker)
+            .service(server.clone());
+        // Opens the circuit.
+        assert_eq!(call(&mut client, post()).await.unwrap().status(), 500);
+        assert_eq!(circuit.snapshot().opened, 1);
+        let sent = support::now();
+        let answer = call(&mut client, post()).await;
+        let waited = support::now() - sent;
+        let snapshot = policy.handle().snapshot();
+        if waits {
+            assert_eq!(answer.unwrap().status(), 200);
+            assert!(
+                (cooldown..cooldown + 2 * MS).contains(&waited),
+                "{waited:?}"
+            );
+            assert_eq!(snapshot.circuit_open, 0);
+        } else {
+            assert!(
+                answer
+                    .unwrap_err()
+                    .to_string()
+                    .contains("the circuit is open")
+            );
+            assert_eq!((waited, snapshot.circuit_open), (Duration::ZERO, 1));
+        }
     }
 }
 

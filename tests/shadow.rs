@@ -320,6 +320,28 @@ async fn the_service_is_what_it_was() {
     assert_eq!(service.ready().await.unwrap().call(7).await.unwrap(), 7);
 }
 
+/// What a classifier goes by is in the likeness: whether a server says when to come back.
+#[tokio::test]
+async fn on_trial_a_polite_503_opens_no_circuit_either() {
+    for (header, opened) in [("retry-after", 0), ("x-sorry", 1)] {
+        let breaker = || {
+            let config = CircuitBreakerConfig::default().failures(1);
+            CircuitBreakerLayer::new(config).classify(ByStatus)
+        };
+        let (earnest, trial) = (breaker(), breaker());
+        let service = ServiceBuilder::new()
+            .layer(ShadowLayer::new(trial.clone()))
+            .layer(earnest.clone())
+            .service_fn(move |_: Request<()>| async move {
+                let response = Response::builder().status(503).header(header, 2);
+                Ok::<_, BoxError>(response.body(())?)
+            });
+        service.oneshot(Request::new(())).await.unwrap();
+        let opened_here = [earnest, trial].map(|layer| layer.handle().snapshot().opened);
+        assert_eq!(opened_here, [opened; 2], "{header}");
+    }
+}
+
 #[tokio::test]
 async fn what_panics_on_trial_harms_nobody() {
     fn no_key(_: &Request<()>) -> Option<u32> {

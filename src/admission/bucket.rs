@@ -514,7 +514,12 @@ impl Limiter for Bucket {
         };
         let wait = refill.wait(word.spent(&refill), then, behind(ahead, n));
         let retry_after = Duration::from_nanos(wait).max(SHORTEST_RETRY_AFTER);
-        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+        let rejection = Overloaded::new(self.bounds.name(), reason, retry_after);
+        // More than the burst is never there.
+        Box::new(match reason {
+            Reason::ExceedsBurst => rejection,
+            _ => rejection.exact(),
+        })
     }
 
     fn offer(bucket: &Arc<Self>, n: u64) -> Offer {

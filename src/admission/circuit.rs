@@ -16,7 +16,7 @@ use super::bounds::{Name, SHORTEST_RETRY_AFTER};
 use crate::{
     Clock, Outcome, Overloaded, Reason,
     algorithm::{
-        breaker::{Breaker, Common, Ended, Entered, Settings, State, Trip, WHILE_PROBING},
+        breaker::{After, Breaker, Common, Ended, Entered, Settings, State, Trip, WHILE_PROBING},
         failure_window::slice,
     },
     observe::events,
@@ -125,7 +125,7 @@ impl Circuit {
 
     /// If all are refused that come now, whatever the inner service does: what they are told.
     #[inline]
-    pub(crate) fn is_refusing(&self) -> Option<u64> {
+    pub(crate) fn is_refusing(&self) -> Option<After> {
         let word = self.word.load(Acquire);
         match word & CLOSED {
             0 => self.refuses_for(word, self.clock.nanos()),
@@ -133,19 +133,22 @@ impl Circuit {
         }
     }
 
-    fn refuses_for(&self, word: u64, now: u64) -> Option<u64> {
+    fn refuses_for(&self, word: u64, now: u64) -> Option<After> {
         // If the time is that of a later word, it refuses again.
         let left = self.until.load(Relaxed).saturating_sub(now);
         match word & (OPEN | PROBING) {
             _ if left == 0 => None,
-            OPEN => Some(left.min(self.cooldown.load(Relaxed))),
-            PROBING => Some(WHILE_PROBING),
+            OPEN => Some(match self.cooldown.load(Relaxed) {
+                cooldown if left > cooldown => After::About(cooldown), // by hand
+                _ => After::Exactly(left),
+            }),
+            PROBING => Some(After::About(WHILE_PROBING)),
             _ => None,
         }
     }
 
     #[cold]
-    pub(crate) fn refuse(&self, after: u64) -> Box<Overloaded> {
+    pub(crate) fn refuse(&self, after: After) -> Box<Overloaded> {
         self.rejected.fetch_add(1, Relaxed);
         refusal(self.name.get(), after)
     }
@@ -288,10 +291,13 @@ fn slice_of(trip: &Trip) -> u64 {
     trip.window().map_or(0, slice)
 }
 
-/// With the time after which to try again, in nanoseconds.
-pub(super) fn refusal(layer: &'static str, after: u64) -> Box<Overloaded> {
-    let after = Duration::from_nanos(after).max(SHORTEST_RETRY_AFTER);
-    Box::new(Overloaded::new(layer, Reason::CircuitOpen, after))
+pub(super) fn refusal(layer: &'static str, after: After) -> Box<Overloaded> {
+    let hint = Duration::from_nanos(after.nanos()).max(SHORTEST_RETRY_AFTER);
+    let rejection = Overloaded::new(layer, Reason::CircuitOpen, hint);
+    Box::new(match after {
+        After::Exactly(_) => rejection.exact(),
+        After::About(_) => rejection,
+    })
 }
 
 impl fmt::Debug for Circuit {
@@ -367,7 +373,7 @@ pub(super) fn of(outcome: Outcome) -> Ended {
     match outcome {
         Outcome::Success => Ended::Success,
         Outcome::Failure => Ended::Failure,
-        Outcome::Ignored => Ended::Unknown,
+        Outcome::Rejected | Outcome::Ignored => Ended::Unknown,
     }
 }
 

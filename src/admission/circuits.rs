@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Clock, ConfigError, Outcome, Overloaded,
-    algorithm::breaker::{Breaker, Common, Ended, Entered, Settings, State},
+    algorithm::breaker::{After, Breaker, Common, Ended, Entered, Settings, State},
     observe::events,
     sync::{
         Arc, AtomicU64, AtomicUsize, Mutex,
@@ -155,7 +155,7 @@ impl Circuits {
     }
 
     #[cold]
-    fn refuse(&self, after: u64) -> Box<Overloaded> {
+    fn refuse(&self, after: After) -> Box<Overloaded> {
         self.rejected.fetch_add(1, Relaxed);
         circuit::refusal(self.name.get(), after)
     }

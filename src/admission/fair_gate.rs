@@ -53,7 +53,7 @@ use super::{
     waits::Waits,
 };
 use crate::{
-    ConfigError, Overloaded, Reason, Waited,
+    BoxError, ConfigError, Overloaded, Reason, Waited,
     algorithm::{
         drain_rate::DrainRate,
         fair_queue::{Charge, FairQueue, MAX_WEIGHT, Ticket},
@@ -221,10 +221,23 @@ impl Wakes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Served,
-    /// By a layer further in.
+    /// A layer further in rejected it, before the service was called.
     Refused,
+    /// The service was called, and failed with a rejection that came from further in.
+    ServiceRefused,
     /// It was not sent at all.
     NotSent,
+}
+
+impl End {
+    /// Of a request that was sent, and ended with this error.
+    pub(crate) fn of(error: &BoxError) -> Self {
+        match Overloaded::find(error.as_ref()) {
+            None => Self::Served,
+            Some(rejection) if rejection.rejected_here() => Self::Refused,
+            Some(_) => Self::ServiceRefused,
+        }
+    }
 }
 
 /// The state of a fair queue at one moment.
@@ -239,7 +252,7 @@ pub struct Snapshot {
     pub oldest_wait: Option<Duration>,
     /// How many requests were sent to the inner service and are done, whether or not with success.
     pub served: u64,
-    /// How many a layer further in refused.
+    /// How many were refused further in: by a layer, or by something that the service asked.
     pub refused: u64,
     /// How many were refused here, and why.
     pub rejected: Rejected,
@@ -546,7 +559,15 @@ impl FairGate {
             }
             End::Refused => {
                 state.refused += 1;
-                state.queue.refuse(charge, now);
+                state.queue.refund(charge);
+                state.tenants.note_refused(tenant);
+            }
+            End::ServiceRefused => {
+                state.refused += 1;
+                let used = state.queue.refuse(charge, now);
+                let epoch = Recent::epoch(now);
+                state.recent.add(used, epoch);
+                state.tenants.note_served(tenant, 0, used, epoch);
                 state.tenants.note_refused(tenant);
             }
             End::NotSent => state.queue.refund(charge),

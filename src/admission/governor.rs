@@ -110,7 +110,7 @@ impl Governor {
         }
     }
 
-    /// The request has completed.
+    /// The request has completed. Its outcome is [for a limit](Outcome::for_limit).
     pub(crate) fn complete(
         &self,
         gate: &Gate,

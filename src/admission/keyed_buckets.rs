@@ -304,7 +304,7 @@ impl KeyedBuckets {
         let retry_after = Duration::from_nanos(wait)
             .max(global.unwrap_or_default())
             .max(SHORTEST_RETRY_AFTER);
-        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after).exact())
     }
 
     /// One that waited does no longer.

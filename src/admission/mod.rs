@@ -16,10 +16,10 @@
 //! `bounds.rs` is what gate and bucket have in common, `waits.rs` how long callers waited there. `keyed_buckets.rs`, `keyed_gates.rs` and `circuits.rs`
 //! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
 //! `fingerprint.rs` is what keys and tenants are known by.
-//! `response.rs` is the future that carries a permit beside the inner service's future, and
-//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait. `foreign.rs`
-//! wakes several waiters although a waker may panic. `nested.rs` finds, in debug builds, a request that waits for a
-//! limiter of which it holds a permit.
+//! `response.rs` is the future that carries a permit beside the inner service's future, `handover.rs` is how it knows whether
+//! a layer further in kept the request back, and `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does
+//! not want to wait. `foreign.rs` wakes several waiters although a waker may panic. `nested.rs` finds, in debug builds, a
+//! request that waits for a limiter of which it holds a permit.
 
 pub(crate) mod age_gate;
 pub(crate) mod bounds;
@@ -32,6 +32,7 @@ pub(crate) mod fingerprint;
 mod foreign;
 pub(crate) mod gate;
 pub(crate) mod governor;
+pub(crate) mod handover;
 pub(crate) mod keyed_buckets;
 pub(crate) mod keyed_gates;
 #[cfg(all(test, backpressure_loom))]

@@ -9,7 +9,10 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::nested;
+use super::{
+    handover::{self, KeptBack},
+    nested,
+};
 use crate::{BoxError, Hold, Overloaded, hold::sealed::Sealed};
 
 pin_project! {
@@ -29,24 +32,32 @@ pin_project! {
     #[project_replace = StateOwned]
     #[derive(Debug)]
     enum State<F, H> {
-        Admitted { #[pin] future: F, hold: H },
-        Refused { overloaded: Box<Overloaded> },
+        Admitted { #[pin] future: F, hold: H, kept_back: KeptBack },
+        // Until it is delivered.
+        Refused { overloaded: Option<Box<Overloaded>> },
         Done,
     }
 }
 
 impl<F, H> ResponseFuture<F, H> {
     #[inline]
-    pub(crate) fn admitted(future: F, hold: H) -> Self {
+    pub(crate) fn admitted(future: F, hold: H, kept_back: KeptBack) -> Self {
         Self {
-            state: State::Admitted { future, hold },
+            state: State::Admitted {
+                future,
+                hold,
+                kept_back,
+            },
         }
     }
 
     /// Boxed already, which keeps the future of every admitted request small.
     pub(crate) fn refused(overloaded: Box<Overloaded>) -> Self {
+        handover::keep_back();
         Self {
-            state: State::Refused { overloaded },
+            state: State::Refused {
+                overloaded: Some(overloaded),
+            },
         }
     }
 }
@@ -62,12 +73,18 @@ where
     #[inline(always)] // a few instructions around the inner future's own
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
-        let StateProjection::Admitted { future, hold } = state.as_mut().project() else {
-            return Poll::Ready(Err(refusal(state.project_replace(State::Done))));
+        let StateProjection::Admitted {
+            future,
+            hold,
+            kept_back,
+        } = state.as_mut().project()
+        else {
+            return Poll::Ready(Err(refusal(state.project())));
         };
         let limiter = hold.limiter();
         let poll = || nested::holding(limiter, || future.poll(cx));
         let result = ready!(guarded(hold, poll));
+        let kept_back = *kept_back;
         // Drops the inner future here, before what is held for it.
         let StateOwned::Admitted { hold, .. } = state.project_replace(State::Done) else {
             unreachable!("it was just polled")
@@ -75,12 +92,21 @@ where
         Poll::Ready(match result {
             Ok(response) => Ok(hold.until_done(response)),
             Err(error) => {
-                let error = error.into();
+                let error = pass_on(error.into(), kept_back);
                 hold.failed(&error);
                 Err(error)
             }
         })
     }
+}
+
+/// An error that the inner service has failed with.
+#[cold]
+pub(crate) fn pass_on(error: BoxError, kept_back: KeptBack) -> BoxError {
+    if let (false, Some(rejection)) = (kept_back.get(), Overloaded::find(error.as_ref())) {
+        rejection.mark_further_in();
+    }
+    error
 }
 
 /// Runs the inner service, and tells what is held if it panics.
@@ -98,10 +124,11 @@ pub(crate) fn guarded<H: Sealed, T>(hold: &mut H, run: impl FnOnce() -> T) -> T 
     ran
 }
 
-#[cold]
-fn refusal<F, H>(state: StateOwned<F, H>) -> BoxError {
-    match state {
-        StateOwned::Refused { overloaded } => overloaded,
-        _ => panic!("polled after it completed"),
-    }
+#[inline]
+fn refusal<F, H>(state: StateProjection<'_, F, H>) -> BoxError {
+    let overloaded = match state {
+        StateProjection::Refused { overloaded } => overloaded.take(),
+        _ => None,
+    };
+    overloaded.expect("polled after it completed")
 }

@@ -67,7 +67,7 @@ impl Limit for Aimd {
     fn sample(&mut self, sample: &Sample) {
         let late = self.timeout.is_some_and(|timeout| sample.rtt > timeout);
         let (limit, why) = match sample.outcome {
-            Outcome::Ignored => return,
+            Outcome::Ignored | Outcome::Rejected => return,
             Outcome::Success if !late => {
                 if sample.in_flight.saturating_mul(2) < self.limit {
                     return;

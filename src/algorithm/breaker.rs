@@ -134,7 +134,24 @@ pub(crate) enum Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entered {
     Passes(u64),
-    Refused(u64),
+    Refused(After),
+}
+
+/// After how long a rejected request may try again, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// The circuit stays open for so long.
+    Exactly(u64),
+    /// Nobody knows: another request probes, or the circuit was opened by hand.
+    About(u64),
+}
+
+impl After {
+    pub(crate) fn nanos(self) -> u64 {
+        match self {
+            Self::Exactly(nanos) | Self::About(nanos) => nanos,
+        }
+    }
 }
 
 impl Breaker {
@@ -240,14 +257,14 @@ impl Breaker {
         self.end_lease(common, now);
         match self.stage {
             Stage::Closed { .. } => Entered::Passes(common.generation),
-            Stage::Open { until } if now < until => Entered::Refused(until - now),
+            Stage::Open { until } if now < until => Entered::Refused(After::Exactly(until - now)),
             Stage::Open { .. } => self.probe(common, now, 0),
             Stage::HalfOpen {
                 successes,
                 probe: None,
             } => self.probe(common, now, successes),
-            Stage::HalfOpen { .. } => Entered::Refused(WHILE_PROBING),
-            Stage::Forced => Entered::Refused(common.settings.cooldown),
+            Stage::HalfOpen { .. } => Entered::Refused(After::About(WHILE_PROBING)),
+            Stage::Forced => Entered::Refused(After::About(common.settings.cooldown)),
         }
     }
 

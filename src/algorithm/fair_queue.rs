@@ -589,15 +589,17 @@ impl<T> FairQueue<T> {
         used
     }
 
-    /// The request was refused further in: its tenant is charged what that took, which is next to nothing if
-    /// nothing was done for it. Nothing is learned.
+    /// The service failed with a rejection from further in: its tenant is charged what that took. Nothing is learned,
+    /// because the service may have done nothing of what the next request will make it do.
     #[inline(never)]
-    pub(crate) fn refuse(&mut self, charge: Charge, now: u64) {
+    pub(crate) fn refuse(&mut self, charge: Charge, now: u64) -> u64 {
         let used = charge.took(now).saturating_mul(charge.cost.get().into());
         self.settle(charge, used, STEP_BEHIND);
+        used
     }
 
-    /// The request was not sent after all: its tenant is charged nothing, and nothing is learned.
+    /// The request was not sent after all, or a layer further in rejected it before the service was called: its tenant is
+    /// charged nothing, and nothing is learned.
     #[inline(never)]
     pub(crate) fn refund(&mut self, charge: Charge) {
         self.settle(charge, 0, STEP_BEHIND);

@@ -77,7 +77,7 @@ impl Limit for Gradient2 {
 
     fn sample(&mut self, sample: &Sample) {
         let (gradient, why) = match sample.outcome {
-            Outcome::Ignored => return,
+            Outcome::Ignored | Outcome::Rejected => return,
             Outcome::Failure => (LEAST, Moved::Failures),
             Outcome::Success => {
                 // A request cannot take no time, but a clock can stand still.

@@ -49,7 +49,8 @@ pub trait Limit: Send + 'static {
     /// How many requests may be in flight now. 0 is taken as 1.
     fn limit(&self) -> usize;
 
-    /// A request has completed, and its outcome is a success or a failure: the layer passes on no others.
+    /// A request has completed, and its outcome is a success or a failure: the layer passes on no others. One that was
+    /// [rejected](Outcome::Rejected) is passed on as a failure.
     fn sample(&mut self, sample: &Sample);
 
     /// Where it started, and how far it may go.
@@ -102,6 +103,20 @@ pub enum Outcome {
     Failure,
     /// It says nothing about the service: refused further in, the client's own fault, cancelled.
     Ignored,
+    /// The service is alive, but turned the request away and said when to come back. A breaker takes it for nothing,
+    /// an adaptive limit for a failure: fewer requests at once are what helps.
+    Rejected,
+}
+
+impl Outcome {
+    /// What a law that moves a limit is told.
+    #[inline(always)] // where the outcome is known, this is too
+    pub(crate) fn for_limit(self) -> Self {
+        match self {
+            Self::Rejected => Self::Failure,
+            outcome => outcome,
+        }
+    }
 }
 
 /// Where a limit starts, and how far it may go.

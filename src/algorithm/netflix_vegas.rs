@@ -172,7 +172,7 @@ impl Limit for NetflixVegas {
     }
 
     fn sample(&mut self, sample: &Sample) {
-        if sample.outcome == Outcome::Ignored {
+        if matches!(sample.outcome, Outcome::Ignored | Outcome::Rejected) {
             return;
         }
         let (rtt, in_flight) = (sample.rtt.as_secs_f64(), sample.in_flight as f64);

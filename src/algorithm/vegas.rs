@@ -482,7 +482,7 @@ impl Limit for Vegas {
             Outcome::Success => self.collect(now, rtt, sample.in_flight),
             Outcome::Failure if !self.dipping && self.skips(now) => {}
             Outcome::Failure => self.window.failures += 1.0,
-            Outcome::Ignored => return,
+            Outcome::Ignored | Outcome::Rejected => return,
         }
         if let Some(dip) = self.dip.filter(|_| self.dipping) {
             return self.watch(dip, now);

@@ -67,7 +67,7 @@ impl<L: Limit> Limit for Windowed<L> {
             window.start = sample.now;
         }
         match sample.outcome {
-            Outcome::Ignored => return,
+            Outcome::Ignored | Outcome::Rejected => return,
             Outcome::Failure => window.failures = window.failures.saturating_add(1),
             Outcome::Success => {
                 window.least = match window.successes {

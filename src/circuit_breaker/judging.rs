@@ -1,10 +1,10 @@
 //! What is held for a request whose result the circuit is told.
 
-use std::fmt;
+use std::{fmt, future::Future};
 
 use crate::{
     BoxError, Classify, Hold, ResponseFuture,
-    admission::{circuit::Reports, response::guarded},
+    admission::{circuit::Reports, handover::Handover, response::guarded},
     hold::sealed::Sealed,
 };
 
@@ -20,13 +20,19 @@ pub struct Judging<C, P> {
 impl<C, P> Judging<C, P> {
     /// Calls the inner service, and holds what has to report.
     #[inline]
-    pub(crate) fn call<F>(pass: P, classify: C, call: impl FnOnce() -> F) -> ResponseFuture<F, Self>
+    pub(crate) fn call<F, Res, E>(
+        pass: P,
+        classify: C,
+        call: impl FnOnce() -> F,
+    ) -> ResponseFuture<F, Self>
     where
+        F: Future<Output = Result<Res, E>>,
         P: Reports,
     {
         let mut judging = Self { pass, classify };
+        let handover = Handover::<E>::begin();
         let future = guarded(&mut judging, call);
-        ResponseFuture::admitted(future, judging)
+        ResponseFuture::admitted(future, judging, handover.end())
     }
 }
 

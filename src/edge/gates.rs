@@ -22,12 +22,13 @@ use tower_service::Service;
 
 use crate::{
     AdaptiveConcurrency, AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, CoDel, CoDelLayer,
-    Hold, LoadShed, LoadShedLayer, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
-    Waited, WfqLayer,
+    Hold, LoadShed, LoadShedLayer, Permit, ResponseFuture, UntilBodyEnd, UntilResponse, Waited,
+    WfqLayer,
     admission::{
         claim::Limiter,
         fair_gate::{Arrival, Arrived, End, FairGate},
         governor::Dispatched,
+        handover::{self, Handover, KeptBack},
         nested::LimiterId,
         shed,
     },
@@ -148,7 +149,11 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         match self.admit(&request) {
-            Admission::Sent(held) => GatesFuture::sent(self.inner.get_mut().call(request), held),
+            Admission::Sent(held) => {
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.get_mut().call(request);
+                GatesFuture::sent(future, held, handover.end())
+            }
             Admission::Waits(place) => self.wait(request, place),
             Admission::Failed(error) => GatesFuture::failed(error),
         }
@@ -263,8 +268,8 @@ pin_project! {
 
 impl<F, W, X> GatesFuture<F, W, X> {
     #[inline]
-    pub(super) fn sent(future: F, held: X) -> Self {
-        let response = ResponseFuture::admitted(future, held);
+    pub(super) fn sent(future: F, held: X, kept_back: KeptBack) -> Self {
+        let response = ResponseFuture::admitted(future, held, kept_back);
         Self {
             state: State::Sent { response },
         }
@@ -272,6 +277,7 @@ impl<F, W, X> GatesFuture<F, W, X> {
 
     #[cold]
     pub(super) fn failed(error: BoxError) -> Self {
+        handover::keep_back();
         Self {
             state: State::Failed { error: Some(error) },
         }
@@ -344,7 +350,7 @@ impl<E, H: HoldKind> Held<E, H> {
     {
         if let Some(dispatched) = self.dispatched {
             let gate = self.parts.adaptive.gate();
-            let outcome = ByStatus.classify(result);
+            let outcome = ByStatus.classify(result).for_limit();
             gate.governor().complete(gate, dispatched, outcome, now);
         }
     }
@@ -373,9 +379,7 @@ impl<E, H: HoldKind> Held<E, H> {
     {
         let mut now = Now::default();
         self.learn::<Res>(Err(error), &mut now);
-        if Overloaded::find(error.as_ref()).is_some() {
-            self.end = End::Refused;
-        }
+        self.end = End::of(error);
         self.let_go(&mut now);
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     admission::{
         claim::Claim,
         gate::Gate,
+        handover::{self, Handover, KeptBack},
         keyed_gates::{Place, Serving},
         nested,
     },
@@ -52,19 +53,23 @@ struct Waiting<S, R> {
     request: Option<(R, Place)>,
 }
 
+/// A request that was handed to the inner service.
+type Sent<F> = (F, Serving, KeptBack);
+
 impl<S, F, R, H> KeyedLimitResponseFuture<S, F, R, H> {
     #[inline]
-    pub(super) fn called(future: F, serving: Serving) -> Self
+    pub(super) fn called(future: F, serving: Serving, kept_back: KeptBack) -> Self
     where
         H: From<Serving>,
     {
-        let response = ResponseFuture::admitted(future, serving.into());
+        let response = ResponseFuture::admitted(future, serving.into(), kept_back);
         Self {
             state: State::Called { response },
         }
     }
 
     pub(super) fn failed(error: BoxError) -> Self {
+        handover::keep_back();
         Self {
             state: State::Failed { error: Some(error) },
         }
@@ -75,6 +80,7 @@ impl<S, F, R, H> KeyedLimitResponseFuture<S, F, R, H> {
             Ok(claim) => claim,
             Err(refusal) => return Self::failed(refusal),
         };
+        handover::keep_back();
         let waiting = Box::new(Waiting {
             inner,
             claim,
@@ -91,7 +97,7 @@ where
     S: Service<R>,
     S::Error: Into<BoxError>,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Future, Serving), BoxError>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Sent<S::Future>, BoxError>> {
         ready!(self.claim.poll_ready(&mut self.inner, cx))?;
         let (request, mut place) = self.request.take().expect("polled after it completed");
         if let Err(refusal) = self.claim.take() {
@@ -100,9 +106,10 @@ where
         }
         let mut serving = place.admitted();
         serving.send();
+        let handover = Handover::<S::Error>::begin();
         let call = || self.inner.call(request);
         let future = nested::holding(serving.limiter(), call);
-        Poll::Ready(Ok((future, serving)))
+        Poll::Ready(Ok((future, serving, handover.end())))
     }
 }
 
@@ -119,7 +126,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
-            let (future, serving) = match state.as_mut().project() {
+            let (future, serving, kept_back) = match state.as_mut().project() {
                 StateProjection::Called { response } => return response.poll(cx),
                 StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
                     Ok(sent) => sent,
@@ -133,7 +140,7 @@ where
                     return Poll::Ready(Err(error.take().expect("polled after it completed")));
                 }
             };
-            let response = ResponseFuture::admitted(future, serving.into());
+            let response = ResponseFuture::admitted(future, serving.into(), kept_back);
             state.set(State::Called { response });
         }
     }

@@ -13,7 +13,10 @@ use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use super::PutBack;
-use crate::{BoxError, ResponseFuture};
+use crate::{
+    BoxError, ResponseFuture,
+    admission::handover::{self, Handover, KeptBack},
+};
 
 pin_project! {
     /// The response of the inner service, once its turn has come; or the refusal.
@@ -55,6 +58,7 @@ impl<S, F, R> From<ResponseFuture<F, ()>> for KeyedResponseFuture<S, F, R> {
 
 impl<S, F, R> KeyedResponseFuture<S, F, R> {
     pub(super) fn waiting(wait: Duration, put_back: PutBack, inner: S, request: R) -> Self {
+        handover::keep_back();
         let waiting = Box::new(Waiting {
             timer: Box::pin(sleep(wait)),
             put_back: Some(put_back),
@@ -72,7 +76,7 @@ where
     S: Service<R>,
     S::Error: Into<BoxError>,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<S::Future, BoxError>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Future, KeptBack), BoxError>> {
         if let Some(put_back) = &mut self.put_back {
             ready!(self.timer.as_mut().poll(cx));
             put_back.disarm();
@@ -80,7 +84,9 @@ where
         }
         ready!(self.inner.poll_ready(cx)).map_err(Into::into)?;
         let request = self.request.take().expect("sent once");
-        Poll::Ready(Ok(self.inner.call(request)))
+        let handover = Handover::<S::Error>::begin();
+        let future = self.inner.call(request);
+        Poll::Ready(Ok((future, handover.end())))
     }
 }
 
@@ -96,11 +102,11 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
-            let future = match state.as_mut().project() {
+            let (future, kept_back) = match state.as_mut().project() {
                 StateProjection::Called { response } => return response.poll(cx),
                 StateProjection::Waiting { waiting } => ready!(waiting.poll(cx))?,
             };
-            let response = ResponseFuture::admitted(future, ());
+            let response = ResponseFuture::admitted(future, (), kept_back);
             state.set(State::Called { response });
         }
     }

@@ -299,6 +299,7 @@ impl Source for crate::retry::Handle {
             ("not_replayable", snapshot.not_replayable),
             ("forbidden", snapshot.forbidden),
             ("exhausted", snapshot.exhausted),
+            ("circuit_open", snapshot.circuit_open),
             ("too_late", snapshot.too_late),
             ("over_budget", snapshot.over_budget),
         ] {

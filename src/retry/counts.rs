@@ -27,6 +27,8 @@ pub struct Snapshot {
     pub forbidden: u64,
     /// Requests that have been retried as often as one may be.
     pub exhausted: u64,
+    /// Requests that were rejected by an open circuit that stays open for longer than the backoff.
+    pub circuit_open: u64,
     /// Requests whose retry would have come after their deadline, or after `max_elapsed`.
     pub too_late: u64,
     /// Requests for which the budget had nothing left.
@@ -48,6 +50,7 @@ pub(super) struct Counts {
     pub(super) not_replayable: Count,
     pub(super) forbidden: Count,
     pub(super) exhausted: Count,
+    pub(super) circuit_open: Count,
     pub(super) too_late: Count,
     pub(super) over_budget: Count,
 }
@@ -64,6 +67,7 @@ impl Counts {
             not_replayable: self.not_replayable.load(),
             forbidden: self.forbidden.load(),
             exhausted: self.exhausted.load(),
+            circuit_open: self.circuit_open.load(),
             too_late: self.too_late.load(),
             over_budget: self.over_budget.load(),
             budget,

@@ -5,7 +5,10 @@ use std::any::Any;
 use http::{Response, StatusCode};
 
 use super::ask::{self, Ask};
-use crate::{BoxError, Overloaded, Reason};
+use crate::{
+    BoxError, Overloaded, Reason,
+    respond::{FURTHER_IN, REJECTED},
+};
 
 /// What an answer says about trying again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,7 +77,9 @@ where
 /// | 8 RESOURCE_EXHAUSTED, 14 UNAVAILABLE in the head, with `grpc-retry-pushback-ms` | refused |
 /// | the same without | retryable |
 /// | any other `grpc-status` in the head | permanent |
-/// | a refusal of this crate, as an error or as the response that was made of it | refused; permanent if it asked for more than a burst |
+/// | a rejection of this crate, as an error or as the response that was made of it | refused; permanent if it asked for more than a burst |
+/// | the same, but not [rejected here](Overloaded::rejected_here): the request was started | retryable |
+/// | what would be refused, with `x-rejected: further-in` as [`OverloadResponse`](crate::OverloadResponse) has it | retryable |
 /// | any other error | retryable |
 ///
 /// A gRPC status goes before the HTTP one. One that comes in the trailers, after messages, is not seen:
@@ -89,8 +94,12 @@ impl<B, E: 'static> Judge<Response<B>, E> for ByAnswer {
     fn judge(&self, result: Result<&Response<B>, &E>) -> Verdict {
         match refusal(result) {
             Some(refusal) if refusal.reason() == Reason::ExceedsBurst => Verdict::Permanent,
-            Some(_) => Verdict::Refused,
-            None => result.map_or(Verdict::Retryable, of_response),
+            Some(refusal) if refusal.rejected_here() => Verdict::Refused,
+            Some(_) => Verdict::Retryable,
+            None => result.map_or(Verdict::Retryable, |response| match of_response(response) {
+                Verdict::Refused if was_started(response) => Verdict::Retryable,
+                verdict => verdict,
+            }),
         }
     }
 }
@@ -114,6 +123,11 @@ fn of_response<B>(response: &Response<B>) -> Verdict {
         status if status.as_u16() >= 500 => Verdict::Retryable,
         _ => Verdict::Success,
     }
+}
+
+/// Whether a server of this crate says that the rejection was not its own, but came from further in.
+fn was_started<B>(response: &Response<B>) -> bool {
+    (response.headers().get(REJECTED)).is_some_and(|value| value == FURTHER_IN)
 }
 
 /// The refusal of a layer of this crate in the same process, if the answer is one.
@@ -178,6 +192,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_server_had_started_may_have_been_done() {
+        for (status, headers) in [
+            (503, [("retry-after", "1")].as_slice()),
+            (429, &[]),
+            (
+                200,
+                &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "5")],
+            ),
+        ] {
+            assert_eq!(judge(answer(status, headers)), Verdict::Refused);
+            for (value, verdict) in [
+                ("further-in", Verdict::Retryable),
+                ("of old age", Verdict::Refused),
+            ] {
+                let headers = [headers, &[("x-rejected", value)]].concat();
+                assert_eq!(judge(answer(status, &headers)), verdict, "{status} {value}");
+            }
+        }
+    }
+
+    #[test]
     fn grpc_goes_by_its_own_status() {
         for status in 0..=17 {
             let plain = judge(answer(200, &[("grpc-status", &status.to_string())]));
@@ -206,6 +241,16 @@ mod tests {
         assert_eq!(
             judge(overloaded(Reason::ExceedsBurst).into()),
             Verdict::Permanent
+        );
+
+        let started = overloaded(Reason::AtLimit);
+        started.mark_further_in();
+        assert_eq!(judge(started.clone().into()), Verdict::Retryable);
+        let mut response = answer(503, &[("retry-after", "1")]);
+        response.extensions_mut().insert(started);
+        assert_eq!(
+            ByAnswer.judge(Ok::<_, &BoxError>(&response)),
+            Verdict::Retryable
         );
 
         let mut response = answer(500, &[]);

@@ -19,7 +19,9 @@ use super::{
     stand_in::{Answer, StandIn},
 };
 use crate::{
-    BoxError, Overloaded, clock,
+    BoxError, Overloaded,
+    admission::handover::KeptBack,
+    clock,
     observe::events,
     sync::{Arc, Ordering::Relaxed},
 };
@@ -29,6 +31,7 @@ pin_project! {
     pub struct ShadowFuture<F, Res, X> {
         #[pin]
         real: F,
+        kept_back: KeptBack,
         started: Instant,
         shows: fn(&Res) -> X,
         // Until the real service has answered.
@@ -86,6 +89,7 @@ where
 {
     pub(super) fn new<G, Q>(
         real: F,
+        kept_back: KeptBack,
         layer: impl FnOnce(StandIn<X>) -> G,
         request: Option<Q>,
         shows: fn(&Res) -> X,
@@ -115,6 +119,7 @@ where
         }
         Self {
             real,
+            kept_back,
             started: clock::instant(),
             shows,
             answers: Some(answers),
@@ -137,7 +142,7 @@ where
         let answer = Answer {
             real: match &result {
                 Ok(response) => harmless(|| shows(response)).ok_or(None),
-                Err(error) => Err(refusal(error).cloned()),
+                Err(error) => Err(refusal(error, *this.kept_back).cloned()),
             },
             took: clock::instant().saturating_duration_since(*this.started),
         };
@@ -148,14 +153,19 @@ where
     }
 }
 
-/// Whether it was a layer further in that has refused it: that is no failure, on trial neither.
-fn refusal<E: 'static>(error: &E) -> Option<&Overloaded> {
+/// Whether it was a layer further in that has refused it: that is no failure, on trial neither. It is marked as by any other
+/// layer through which it passes.
+fn refusal<E: 'static>(error: &E, kept_back: KeptBack) -> Option<&Overloaded> {
     let error: &dyn Any = error;
     let boxed = || {
         let error = error.downcast_ref::<BoxError>()?;
         Overloaded::find(error.as_ref())
     };
-    error.downcast_ref().or_else(boxed)
+    let refusal = error.downcast_ref().or_else(boxed)?;
+    if !kept_back.get() {
+        refusal.mark_further_in();
+    }
+    Some(refusal)
 }
 
 impl<F, Res, X> fmt::Debug for ShadowFuture<F, Res, X> {

@@ -14,7 +14,9 @@ use tokio::{sync::oneshot, time::sleep};
 use tower_service::Service;
 
 use crate::{
-    BoxError, Overloaded, clock,
+    BoxError, Overloaded,
+    admission::handover,
+    clock,
     sync::{Arc, Mutex, lock},
 };
 
@@ -69,6 +71,8 @@ impl<Q, X: Send + 'static> Service<Q> for StandIn<X> {
     }
 
     fn call(&mut self, _: Q) -> Self::Future {
+        // The layers outside take a rejection as it is: as further in, if the real service was called.
+        handover::keep_back();
         let real = lock(&self.real).take();
         let started = clock::instant();
         Box::pin(async move {

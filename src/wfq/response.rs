@@ -13,9 +13,10 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tower_service::Service;
 
 use crate::{
-    BoxError, Hold, Overloaded, ResponseFuture,
+    BoxError, Hold, ResponseFuture,
     admission::{
         fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+        handover::{self, Handover, KeptBack},
         nested::{self, LimiterId},
     },
     algorithm::fair_queue::{Charge, Ticket},
@@ -61,23 +62,25 @@ pin_project! {
 
 impl<S, F, R, H> WfqResponseFuture<S, F, R, H> {
     #[inline]
-    pub(super) fn called(future: F, running: Running) -> Self
+    pub(super) fn called(future: F, running: Running, kept_back: KeptBack) -> Self
     where
         H: From<Running>,
     {
-        let response = ResponseFuture::admitted(future, running.into());
+        let response = ResponseFuture::admitted(future, running.into(), kept_back);
         Self {
             state: State::Called { response },
         }
     }
 
     pub(super) fn failed(error: BoxError) -> Self {
+        handover::keep_back();
         Self {
             state: State::Failed { error: Some(error) },
         }
     }
 
     pub(crate) fn waiting(inner: S, request: R, place: Place) -> Self {
+        handover::keep_back();
         let waiting = Box::pin(Waiting {
             inner,
             request: Some(request),
@@ -92,6 +95,9 @@ impl<S, F, R, H> WfqResponseFuture<S, F, R, H> {
     }
 }
 
+/// A request that was handed to the inner service.
+type Sent<F> = (F, Running, KeptBack);
+
 impl<S, R> Waiting<S, R>
 where
     S: Service<R> + Clone,
@@ -100,7 +106,7 @@ where
     fn poll(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(S::Future, Running), BoxError>> {
+    ) -> Poll<Result<Sent<S::Future>, BoxError>> {
         loop {
             let ticket = ready!(self.as_mut().poll_turn(cx))?;
             let this = self.as_mut().project();
@@ -121,8 +127,9 @@ where
                     running.send();
                     let request = this.request.take().expect("sent once");
                     let _told = (waited.tell(), clock::pass(&now));
+                    let handover = Handover::<S::Error>::begin();
                     let future = this.inner.call(request);
-                    return Poll::Ready(Ok((future, running)));
+                    return Poll::Ready(Ok((future, running, handover.end())));
                 }
                 Begun::No => {
                     // What the inner service has reserved is for whoever has the turn now.
@@ -218,7 +225,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
-            let (future, running) = match state.as_mut().project() {
+            let (future, running, kept_back) = match state.as_mut().project() {
                 StateProjection::Called { response } => return response.poll(cx),
                 StateProjection::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx)) {
                     Ok(sent) => sent,
@@ -232,7 +239,7 @@ where
                     return Poll::Ready(Err(error.take().expect("polled after it completed")));
                 }
             };
-            let response = ResponseFuture::admitted(future, running.into());
+            let response = ResponseFuture::admitted(future, running.into(), kept_back);
             state.set(State::Called { response });
         }
     }
@@ -343,9 +350,7 @@ impl Held for Running {
     }
 
     fn failed(mut self, error: &BoxError) {
-        if Overloaded::find(error.as_ref()).is_some() {
-            self.end = End::Refused;
-        }
+        self.end = End::of(error);
     }
 }
 

@@ -91,6 +91,7 @@ macro_rules! contract {
                 cloning::clones_and_repeated_layers_share_one_state,
                 rejection::a_refused_request_never_reaches_the_inner_service,
                 rejection::a_refusal_is_judged_anew,
+                rejection::what_the_service_passes_on_is_not_taken_for_the_layers_own,
                 errors::errors_of_the_inner_service_are_passed_on_and_give_back,
                 errors::an_inner_service_that_is_dead_says_so_and_gives_back,
                 panics::a_panic_anywhere_in_the_inner_service_gives_back,

@@ -41,6 +41,7 @@ where
                 let overloaded = refusal(finish(service.call(7)));
                 assert!(overloaded.retry_after() > Duration::ZERO);
                 assert!(!overloaded.layer().is_empty());
+                assert!(overloaded.rejected_here());
             }
             assert_eq!(probe.calls(), calls);
         });
@@ -60,6 +61,28 @@ where
         // The very service that was about to refuse, polled again, serves.
         assert!(poll_ready(&mut service).is_ready());
         assert_eq!(finish(service.call(7)).unwrap(), 7);
+        assert_free(&service, &probe);
+    });
+}
+
+/// The service was called, and may have done something.
+pub fn what_the_service_passes_on_is_not_taken_for_the_layers_own<L>(layer: L, _: Second)
+where
+    L: Layer<Probe, Service: Subject>,
+{
+    with_runtime(|| {
+        let (mut service, probe) = stack(&layer);
+        probe.set(|script| script.future = Behaviour::PassesOnARejection);
+        for pending_polls in [0, 3] {
+            probe.set(|script| script.pending_polls = pending_polls);
+            let calls = probe.calls();
+            assert!(poll_ready(&mut service).is_ready());
+            let overloaded = refusal(finish(service.call(7)));
+            assert_eq!(probe.calls(), calls + 1);
+            assert_eq!(overloaded.layer(), "of a client");
+            assert!(!overloaded.rejected_here());
+        }
+        probe.set(|script| *script = Default::default());
         assert_free(&service, &probe);
     });
 }

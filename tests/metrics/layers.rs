@@ -672,6 +672,7 @@ async fn a_retry_policy() {
             ("retries_withheld_total{reason=\"not_replayable\"}", 0.0),
             ("retries_withheld_total{reason=\"forbidden\"}", 0.0),
             ("retries_withheld_total{reason=\"exhausted\"}", 1.0),
+            ("retries_withheld_total{reason=\"circuit_open\"}", 0.0),
             ("retries_withheld_total{reason=\"too_late\"}", 0.0),
             ("retries_withheld_total{reason=\"over_budget\"}", 0.0),
             ("retry_budget", handle.snapshot().budget as f64),

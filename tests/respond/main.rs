@@ -22,8 +22,8 @@ use hyper_util::{
 use tokio::net::TcpListener;
 use tower::{BoxError, Service, ServiceBuilder, service_fn};
 use tower_backpressure::{
-    KeyedRateLimitLayer, LoadShedLayer, OverloadResponseLayer, Rate, RateLimitLayer,
-    respond::OverloadBody,
+    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, OverloadResponseLayer, Rate,
+    RateLimitLayer, respond::OverloadBody,
 };
 
 /// A service under this layer that refuses everything for two seconds, or for as long as it is told to: while the clock

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tower::{BoxError, Service, ServiceExt};
-use tower_backpressure::{Overloaded, Reason};
+use tower_backpressure::{ConcurrencyLimitLayer, Overloaded, Reason};
 
 /// An inner service that watches how it is used, and does as it is told.
 ///
@@ -49,6 +49,8 @@ pub enum Behaviour {
     Pends,
     Fails,
     Panics,
+    /// Fails with what a client of its own was told: the response future only.
+    PassesOnARejection,
 }
 
 /// Where a probe can panic or fail.
@@ -105,7 +107,7 @@ impl Service<u32> for Probe {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         match self.script().ready {
-            Behaviour::Works => self.readied = true,
+            Behaviour::Works | Behaviour::PassesOnARejection => self.readied = true,
             Behaviour::Fails => return Poll::Ready(Err("not ready".into())),
             Behaviour::Panics => panic!("the probe panics in poll_ready"),
             Behaviour::Pends => {
@@ -155,8 +157,16 @@ impl Future for ProbeFuture {
             Behaviour::Fails => Poll::Ready(Err("failed".into())),
             Behaviour::Panics => panic!("the probe panics in its future"),
             Behaviour::Pends => Poll::Pending,
+            Behaviour::PassesOnARejection => Poll::Ready(Err(rejection().into())),
         }
     }
+}
+
+/// What a client is told.
+pub fn rejection() -> Overloaded {
+    let limit = ConcurrencyLimitLayer::new(1).name("of a client").handle();
+    let _full = limit.try_acquire().unwrap();
+    limit.try_acquire().unwrap_err()
 }
 
 impl Drop for ProbeFuture {

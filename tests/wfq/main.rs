@@ -23,7 +23,8 @@ use support::poll;
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, LoadShedLayer, Reason, Waited, WfqConfig, WfqLayer,
+    ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, LoadShedLayer, Reason, Waited, WfqConfig,
+    WfqLayer,
     wfq::{self, FromExtension, FromHeader, Handle, Tenant, TenantId},
 };
 

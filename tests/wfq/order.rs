@@ -193,6 +193,47 @@ async fn work_is_not_free_because_it_ended_in_a_refusal() {
     assert!(refused.abs_diff(served) <= 1, "{refused} and {served}");
 }
 
+/// What a handler used before it passed on a rejection is in its tenant's share; a rejection by a layer is not, however long
+/// the request waited there.
+#[tokio::test(start_paused = true)]
+async fn a_share_has_what_was_used_and_not_what_was_waited_for() {
+    let full = ConcurrencyLimitLayer::new(1).max_wait(1000 * MS);
+    let _taken = full.handle().try_acquire().unwrap();
+    let fair = WfqLayer::new(WfqConfig::default(), tenant);
+    let handle = fair.handle();
+    let own = full.handle().try_acquire().unwrap_err();
+    let handler = service_fn(move |(_, number): Request| {
+        let own = own.clone();
+        async move {
+            sleep(1000 * MS).await;
+            match number {
+                0 => Ok(number),
+                _ => Err(BoxError::from(own)),
+            }
+        }
+    });
+    // It waits for a second key's permit, inside the fair queue.
+    let keyed = KeyedConcurrencyLimitLayer::new(1, |(tenant, _): &Request| Some(*tenant));
+    let keyed = keyed.max_wait(1000 * MS);
+    let service = ServiceBuilder::new()
+        .layer(fair)
+        .layer(keyed)
+        .service(handler);
+    let send = |tenant, number| service.clone().oneshot((tenant, number));
+    let (served, refused) = tokio::join!(send("served", 0), send("refused", 1));
+    served.unwrap();
+    assert!(!refusal(refused).rejected_here());
+    let (served, waited, alone) =
+        tokio::join!(send("waits", 0), send("waits", 0), send("served", 0));
+    alone.unwrap();
+    assert!(served.is_ok() != waited.is_ok());
+    let share = |tenant| handle.tenant(tenant).unwrap().share;
+    let near = |a: f64, b: f64| (a - b).abs() < 0.01;
+    assert!(near(share("refused"), 0.25), "{}", share("refused"));
+    assert!(near(share("served"), 0.5), "{}", share("served"));
+    assert!(near(share("waits"), 0.25), "{}", share("waits"));
+}
+
 /// A seat that gets free is for the one whose turn it is, however late it looks.
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_does_not_overtake_those_who_wait() {

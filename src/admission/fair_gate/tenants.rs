@@ -70,7 +70,7 @@ pub struct TenantSnapshot {
     pub served: u64,
     /// How many were refused here since it is remembered.
     pub rejected: u64,
-    /// How many a layer further in refused since it is remembered.
+    /// How many were refused further in since it is remembered: by a layer, or by something that the service asked.
     pub refused: u64,
     /// Its part of the service that all tenants together had in the last ten seconds or so, from 0 to 1,
     /// by the time that requests took, times their cost. A request counts when it is done.

@@ -36,13 +36,13 @@ impl Driven {
     fn passes(&mut self) -> u64 {
         match self.enter() {
             Entered::Passes(generation) => generation,
-            Entered::Refused(after) => panic!("refused for {after}"),
+            Entered::Refused(after) => panic!("refused for {}", after.nanos()),
         }
     }
 
     fn refused_for(&mut self) -> u64 {
         match self.enter() {
-            Entered::Refused(after) => after / SECOND,
+            Entered::Refused(after) => after.nanos() / SECOND,
             Entered::Passes(_) => panic!("it passed"),
         }
     }
@@ -475,7 +475,7 @@ proptest! {
             match step {
                 Step::Enter => match (driven.enter(), model.enter(now)) {
                     (Entered::Passes(generation), Ok(())) => sent.push(Some(generation)),
-                    (Entered::Refused(after), Err(expected)) => prop_assert_eq!(after, expected),
+                    (Entered::Refused(after), Err(expected)) => prop_assert_eq!(after.nanos(), expected),
                     (entered, expected) => prop_assert!(false, "{:?}, not {:?}", entered, expected),
                 },
                 Step::End(index, ended) if !sent.is_empty() => {

@@ -1,0 +1,90 @@
+//! Tells a layer whether the request that it handed on was kept back by another layer of this crate further in.
+//!
+//! A layer that admits a request calls its inner service and wraps the future that it gets. When that future fails with an
+//! [`Overloaded`](crate::Overloaded), there are two cases, and they must not be taken for each other:
+//!
+//! - A layer of this crate further in rejected the request. The service was never called: its tenant owes nothing, and
+//!   the request can be sent again.
+//! - The service was called, worked, and passes on the rejection that *its own* client gave it.
+//!
+//! The error looks the same, and so does the poll that it comes out of. What differs is when the request was stopped. Every
+//! layer of this crate decides in its own `call`: it rejects there, lets the request wait, or calls its inner service. The
+//! stack's layers call each other from within `call`, so all of that happens while the outermost `call` runs. A client
+//! inside a handler is called later, when the handler's future is polled.
+//!
+//! So a layer that rejects a request or lets it wait says so in a thread-local flag, and a layer that calls its inner
+//! service clears the flag before and reads it after ([`Handover`]):
+//!
+//! - **Set**: the request was kept back further in. The layer that kept it is responsible for what comes of it: it rejects
+//!   the request itself, or hands it on later and then does as described here. This layer takes the rejection as it is.
+//! - **Not set**: the request went through to something that is not a layer of this crate. Whatever rejection comes out of its
+//!   future was made by that, or for that: it is marked as from further in.
+//!
+//! Services of other crates in between do not matter if their `call` calls the inner service, as that of `Timeout`,
+//! `MapErr`, `Steer`, `Balance`, the boxed services and nearly every middleware does. One that calls it elsewhere (`Buffer` in
+//! its worker, `oneshot` and axum's `from_fn` in their future) hides what is inside it. Then a rejection made in there
+//! counts as from further in, which errs on the safe side: it is charged the time that it took and is not taken for safe to
+//! send again. The reverse error, to take for safe what is not, needs a service that calls a client within its own
+//! `call`, is rejected there, and works all the same: before it awaits the client, or through another one.
+//!
+//! The flag needs no guard: it is cleared before it is read, on the same thread, in the same call. An inner service whose errors
+//! cannot be (`Infallible`) costs nothing.
+
+use std::{cell::Cell, marker::PhantomData};
+
+thread_local! {
+    static KEPT_BACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a layer of this crate further in kept the request back when it was handed on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptBack(bool);
+
+impl KeptBack {
+    /// Where the future marks its rejections itself.
+    pub(crate) const YES: Self = Self(true);
+
+    #[inline]
+    pub(crate) fn get(self) -> bool {
+        self.0
+    }
+}
+
+/// The call of an inner service whose error is `E`. From [`begin`](Self::begin) to [`end`](Self::end), nothing but that call is
+/// to be made.
+#[must_use]
+pub(crate) struct Handover<E>(PhantomData<fn() -> E>);
+
+impl<E> Handover<E> {
+    #[inline(always)] // one instruction, or none
+    pub(crate) fn begin() -> Self {
+        if can_be::<E>() {
+            KEPT_BACK.set(false);
+        }
+        Self(PhantomData)
+    }
+
+    #[inline(always)]
+    pub(crate) fn end(self) -> KeptBack {
+        KeptBack(can_be::<E>() && KEPT_BACK.get())
+    }
+}
+
+/// A layer rejects the request that it is called with, or lets it wait.
+#[inline]
+pub(crate) fn keep_back() {
+    KEPT_BACK.set(true);
+}
+
+/// Runs something that is none of the layers outside's business, such as a trial.
+pub(crate) fn aside<T>(run: impl FnOnce() -> T) -> T {
+    let before = KEPT_BACK.get();
+    let ran = run();
+    KEPT_BACK.set(before);
+    ran
+}
+
+/// Whether there may be values of that type. Of a type without values a `Result` has no `Err`, and no need to say so.
+pub(crate) const fn can_be<E>() -> bool {
+    size_of::<Result<(), E>>() > 0
+}
