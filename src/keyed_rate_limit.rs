@@ -48,11 +48,20 @@
 //! is sent. So at most `rate · max_wait` requests of a key wait, and [`max_waiting`] (1024) of all. Their
 //! global tokens are taken when they come, not when they are sent.
 //!
-//! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket; one takes less than 80 bytes, or 200
-//! at a rate of its own, however long the key is. A key whose bucket is full again is forgotten, which loses nothing, when room
-//! is needed. When there is none, keys that are new share overflow buckets, each at the common rate of one
-//! key whatever their own, with others that are: a flood of made-up keys hurts those, and not the keys
-//! that are known.
+//! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket. One takes less than 80 bytes, or 200
+//! at a rate of its own, however long the key is. When room is needed, keys are forgotten whose buckets are
+//! full again, which loses nothing. Keys that have a bucket keep it until then, whatever others do.
+//!
+//! When there is no room, new keys share overflow buckets. There are as many as `max_keys`, but at least 32 and
+//! at most 131 072 (2 MiB). A hash with a random seed selects the bucket, so a client cannot aim at another's.
+//! Each has the common rate, also for keys with a rate of their own. A key never gets more than the common rate
+//! allows, however it moves between an overflow bucket and one of its own.
+//!
+//! A flood of made-up keys can fill the map, and then has to drain the overflow buckets to reach new clients. At
+//! 60 an hour and the default `max_keys` that takes 6 million requests, and then 1667 each second to keep them
+//! empty. While they are, a new client gets its share of what comes, by the number of requests: one token in ten
+//! if the flood sends nine requests for each of theirs. A [global rate](KeyedRateLimitLayer::global) bounds what
+//! all keys together get.
 //!
 //! # Errors
 //! [`Overloaded`] with [`Reason::Quota`] if it is the client's own quota that is used up, and

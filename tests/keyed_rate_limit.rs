@@ -435,6 +435,86 @@ async fn a_key_that_moves_out_of_a_shared_bucket_brings_no_full_one() {
     );
 }
 
+/// Requests of the key may still wait for tokens of the shared bucket.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_moves_out_of_a_shared_bucket_waits_behind_its_requests_there() {
+    let layer = layer(Rate::per_second(10).burst(1))
+        .max_keys(1)
+        .max_wait(ms(1000));
+    let service = layer.layer(Probe::new());
+    let call = |key: u32| {
+        let mut service = service.clone();
+        assert!(poll_ready(&mut service).is_ready());
+        service.call(key)
+    };
+    let begun = now();
+    finish(call(1)).unwrap();
+    finish(call(2)).unwrap();
+    let waiting: Vec<_> = (0..5).map(|_| call(2)).collect(); // until 100, 200 .. 500 ms
+    time::advance(ms(150)).await; // key 1 is full again and may be forgotten
+    let next = call(2);
+    assert_eq!(layer.handle().tokens(&2), Some(0), "a bucket of its own");
+    next.await.unwrap();
+    let elapsed = begun.elapsed(); // a token that was half made is made anew
+    assert!((ms(600)..=ms(700)).contains(&elapsed), "{elapsed:?}");
+    for request in waiting {
+        request.await.unwrap();
+    }
+}
+
+/// One client has filled the map with made-up keys. New clients come, each with one request.
+#[tokio::test(start_paused = true)]
+async fn made_up_keys_that_fill_the_map_do_not_shut_newcomers_out() {
+    const NEWCOMERS: u32 = 10_000;
+    let handle = layer(Rate::per_hour(60)).handle();
+    let filled = (0..100_000u32).filter(|key| handle.try_acquire(&("made up", key)).is_ok());
+    assert_eq!(filled.count(), 100_000);
+    assert_eq!(handle.snapshot().keys, 100_000);
+    let serve = |turn: &str| {
+        let newcomers = (0..NEWCOMERS).filter(|key| handle.try_acquire(&(turn, key)).is_ok());
+        newcomers.count() as u32
+    };
+    assert_eq!(serve("newcomer"), NEWCOMERS);
+    assert_eq!(handle.snapshot().overflowed, u64::from(NEWCOMERS));
+    // And when it goes on with new keys, for each newcomer fifty.
+    for key in 0..50 * NEWCOMERS {
+        let _ = handle.try_acquire(&("made up later", key));
+    }
+    assert_eq!(serve("newcomer later"), NEWCOMERS);
+    assert_eq!(handle.snapshot().keys, 100_000);
+}
+
+/// What remains: with enough requests all overflow buckets are drained, and then newcomers get a share of what comes.
+#[tokio::test(start_paused = true)]
+async fn made_up_keys_that_drain_all_overflow_buckets_leave_newcomers_their_share() {
+    const KEYS: u32 = 3200;
+    let handle = layer(Rate::per_second(1).burst(20))
+        .max_keys(KEYS as usize)
+        .handle();
+    for key in 0..KEYS {
+        assert_eq!(drain(&handle, key), 20, "not full again for 20 seconds");
+    }
+    let made_up = |keys: std::ops::Range<u32>| {
+        keys.for_each(|key| drop(handle.try_acquire(&("made up", key))));
+    };
+    made_up(0..60 * KEYS);
+    let mut served = 0;
+    for newcomer in 0..10 * KEYS {
+        if newcomer % (KEYS / 10) == 0 {
+            time::advance(ms(100)).await;
+        }
+        let key = 100 * KEYS + newcomer * 9;
+        made_up(key..key + 9);
+        served += u32::from(handle.try_acquire(&("newcomer", newcomer)).is_ok());
+    }
+    // In ten seconds ten tokens came for each bucket, and one request in ten was a newcomer's.
+    assert!(
+        (KEYS * 9 / 10..=KEYS * 11 / 10).contains(&served),
+        "{served}"
+    );
+    assert_eq!(handle.snapshot().keys, KEYS as usize);
+}
+
 /// Counted by the allocator: what stays, and what there was at most.
 #[test]
 fn a_million_keys_stay_within_the_stated_memory() {
@@ -473,6 +553,45 @@ proptest! {
                 let expected = alone[key as usize].try_acquire(&key);
                 let served = together.try_acquire(&key);
                 assert_eq!(served.map_err(|e| e.retry_after()), expected.map_err(|e| e.retry_after()));
+            }
+        });
+    }
+
+    /// A key passes no more than its rate allows, in any window, also where it shares a bucket, gets one of its own,
+    /// is forgotten, and shares again.
+    #[test]
+    fn no_key_passes_more_than_its_rate_past_the_bound_either(
+        max_keys in 0..6usize,
+        steps in prop::collection::vec((0..60u64, 1..9u32, 1..6usize), 1..300),
+    ) {
+        const RATE: u64 = 40;
+        const BURST: u64 = 3;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let handle = layer(Rate::per_second(RATE).burst(BURST)).max_keys(max_keys).handle();
+            let mut passed = vec![Vec::new(); 9];
+            let mut at = 0;
+            for (pause, key, requests) in steps {
+                time::advance(ms(pause)).await;
+                at += pause;
+                for _ in 0..requests {
+                    if handle.try_acquire(&key).is_ok() {
+                        passed[key as usize].push(at);
+                    }
+                }
+            }
+            for times in passed {
+                for (from, &begin) in times.iter().enumerate() {
+                    for (to, &end) in times.iter().enumerate().skip(from) {
+                        let count = (to - from + 1) as u64;
+                        let most = BURST + ((end - begin) * RATE).div_ceil(1000) + 1;
+                        assert!(count <= most, "{times:?}");
+                    }
+                }
             }
         });
     }

@@ -17,6 +17,12 @@ impl Fingerprint {
     pub(crate) fn middle(self) -> usize {
         (self.0 >> 40) as u16 as usize
     }
+
+    /// One of `n` places, at most 2^32, by other bits than [`middle`](Self::middle): those that have that in common are
+    /// spread evenly.
+    pub(crate) fn place(self, n: usize) -> usize {
+        ((u64::from(self.0 as u32) * n as u64) >> 32) as usize
+    }
 }
 
 /// Makes fingerprints; each of these makes others.

@@ -3,9 +3,16 @@
 //! Keys are known by their [`Fingerprint`], so what a key costs does not depend on how long it is.
 //!
 //! A bucket that is full again remembers nothing, so it can be forgotten and made anew: that is the
-//! only way in which a key leaves the map. When the map is full of keys whose buckets are not, keys
-//! that are new share one with each other, one for each shard. A key that moves from there into the map
-//! takes along no more tokens than it found there.
+//! only way in which a key leaves the map. When the map is full of keys whose buckets are not, new keys
+//! share overflow buckets. There are about as many of them as keys may have buckets, and the key's
+//! fingerprint selects one. The fingerprint's seed is random, so a client cannot choose whose bucket it
+//! draws on: to shut out one newcomer it has to drain all of them.
+//!
+//! A key never gets more than it would get from a bucket of its own at the common rate:
+//! - It always gets the same overflow bucket, until all of its shard's are full again.
+//! - If it moves from there into the map, it takes along no more tokens than it found there, and waits
+//!   behind the requests that wait there.
+//! - If it is forgotten, its bucket was full, and no overflow bucket is more than that.
 
 use std::{hash::Hash, sync::OnceLock, time::Duration};
 
@@ -35,11 +42,15 @@ const SWEEP_EVERY: u64 = 10_000_000;
 
 pub(crate) const DEFAULT_MAX_KEYS: usize = 100_000;
 
+/// A shard has at most so many overflow buckets, 2 MiB in all shards: enough for the default of `max_keys`, and
+/// bounded where that is not.
+const MAX_OVERFLOW: usize = 4096;
+
 #[derive(Debug)]
 pub(crate) struct KeyedBuckets {
     fingerprints: Fingerprints,
     shards: [Apart; SHARDS],
-    /// For those without a key: it has no buckets but the shared one.
+    /// For those without a key: it has no buckets but one that they share.
     anonymous: Apart,
     /// For all keys together.
     global: OnceLock<Arc<Bucket>>,
@@ -67,10 +78,8 @@ struct Shard {
     rate: Refill,
     /// Of keys that have a rate of their own, and that.
     own_rates: ByFingerprint<(TokenBucket, Refill)>,
-    /// For those that have no bucket of their own.
-    shared: TokenBucket,
-    /// Whether any of those may have to do with less than a full bucket.
-    drawn_on: bool,
+    /// For those that have no bucket of their own. None while all of them are full.
+    shared: Box<[TokenBucket]>,
     swept_at: u64,
 }
 
@@ -134,21 +143,20 @@ pub struct Snapshot {
 impl KeyedBuckets {
     pub(crate) fn new(rate: Rate, clock: Clock) -> Self {
         let now = clock.nanos();
-        let shard = || {
+        let shard = |shared: usize| {
             Apart(Mutex::new(Shard {
                 buckets: ByFingerprint::default(),
                 own_rates: ByFingerprint::default(),
                 rate: rate.refill(),
-                shared: TokenBucket::new(now),
-                drawn_on: false,
+                shared: vec![TokenBucket::new(now); shared].into(),
                 swept_at: now.wrapping_sub(SWEEP_EVERY),
                 admitted: 0,
             }))
         };
         Self {
             fingerprints: Fingerprints::new(),
-            shards: std::array::from_fn(|_| shard()),
-            anonymous: shard(),
+            shards: std::array::from_fn(|_| shard(0)),
+            anonymous: shard(1),
             global: OnceLock::new(),
             global_counts: AtomicUsize::new(0),
             rate: Mutex::new(rate),
@@ -181,7 +189,13 @@ impl KeyedBuckets {
         let shard = &mut *locked;
         let taken = match key {
             None => self
-                .take_from(&mut shard.shared, &shard.rate, now, max_wait, Reason::Quota)
+                .take_from(
+                    &mut shard.shared[0],
+                    &shard.rate,
+                    now,
+                    max_wait,
+                    Reason::Quota,
+                )
                 .map(Taken::shared),
             Some(key) => match shard.find(key) {
                 Some((bucket, rate)) => self.take_from(bucket, rate, now, max_wait, Reason::Quota),
@@ -220,15 +234,14 @@ impl KeyedBuckets {
             self.sweep(shard, now);
             if !self.reserve_key() {
                 self.overflowed.fetch_add(1, Relaxed);
-                shard.drawn_on = true;
+                if shard.shared.is_empty() {
+                    let shared = self.max_keys.load(Relaxed).div_ceil(SHARDS);
+                    let shared = shared.clamp(1, MAX_OVERFLOW);
+                    shard.shared = vec![TokenBucket::new(now); shared].into();
+                }
+                let bucket = &mut shard.shared[key.place(shard.shared.len())];
                 return self
-                    .take_from(
-                        &mut shard.shared,
-                        &shard.rate,
-                        now,
-                        max_wait,
-                        Reason::AtLimit,
-                    )
+                    .take_from(bucket, &shard.rate, now, max_wait, Reason::AtLimit)
                     .map(Taken::shared);
             }
         }
@@ -236,9 +249,11 @@ impl KeyedBuckets {
         let own_rate = own_rate.map(|rate| rate.refill());
         let rate = own_rate.as_ref().unwrap_or(common);
         let mut bucket = TokenBucket::new(now);
-        shard.drawn_on &= !shard.shared.is_full(common, now);
-        if shard.drawn_on {
-            bucket.leave(rate, shard.shared.tokens(common, now), now); // it may have done so itself
+        if !shard.shared.is_empty() {
+            let shared = &shard.shared[key.place(shard.shared.len())];
+            if !shared.is_full(common, now) {
+                bucket.leave(rate, shared.level(common, now), now); // it may have taken the rest itself
+            }
         }
         let taken = self.take_from(&mut bucket, rate, now, max_wait, Reason::Quota);
         match own_rate {
@@ -342,7 +357,7 @@ impl KeyedBuckets {
             let shard = &mut *lock(&shard.0);
             let now = self.clock.nanos();
             let before = std::mem::replace(&mut shard.rate, refill);
-            for bucket in shard.buckets.values_mut().chain([&mut shard.shared]) {
+            for bucket in shard.buckets.values_mut().chain(&mut shard.shared) {
                 bucket.set_rate(&before, &refill, now);
             }
         }
@@ -419,13 +434,17 @@ impl Shard {
         Some((bucket, rate))
     }
 
-    /// Forgets the keys whose buckets are full again; says how many. Not too often.
+    /// Forgets the keys whose buckets are full again; says how many. The overflow buckets too, once all of them are
+    /// full. Not too often.
     fn sweep(&mut self, now: u64) -> usize {
         if now.wrapping_sub(self.swept_at) < SWEEP_EVERY {
             return 0;
         }
         self.swept_at = now;
         let common = &self.rate;
+        if self.shared.iter().all(|bucket| bucket.is_full(common, now)) {
+            self.shared = Box::default();
+        }
         let before = self.buckets.len() + self.own_rates.len();
         (self.buckets).retain(|_, bucket| !bucket.is_full(common, now));
         (self.own_rates).retain(|_, (bucket, rate)| !bucket.is_full(rate, now));

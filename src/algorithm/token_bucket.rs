@@ -217,10 +217,18 @@ impl TokenBucket {
         self.refill(rate).tokens(self.spent, now)
     }
 
+    /// The same, but below zero if some were taken ahead of their time.
+    pub(crate) fn level(&self, rate: &Refill, now: u64) -> i64 {
+        let refill = self.refill(rate);
+        let settled = refill.settled(self.spent, now);
+        refill.made(now).wrapping_sub(settled) as i64
+    }
+
     /// Leaves at most so many tokens in it.
-    pub(crate) fn leave(&mut self, rate: &Refill, tokens: u64, now: u64) {
-        let most = self.refill(rate).made(now).saturating_sub(tokens);
-        self.spent = self.spent.max(most);
+    pub(crate) fn leave(&mut self, rate: &Refill, level: i64, now: u64) {
+        let made = self.refill(rate).made(now);
+        let least = made.saturating_add_signed(level.saturating_neg());
+        self.spent = self.spent.max(least);
     }
 
     /// Changes the rate. What is in the bucket stays in it, but for what no longer fits.
