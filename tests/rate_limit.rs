@@ -505,6 +505,76 @@ async fn ten_days_and_ten_years() {
     assert_eq!((drain(&slow), drain(&fast)), (1, 1000));
 }
 
+/// So many tokens come that no counter of a bucket is wide enough for all of them.
+#[tokio::test(start_paused = true)]
+async fn at_the_highest_rate_a_bucket_is_exact_after_any_time() {
+    const HOUR: u64 = 3600;
+    for burst in [1, 40, 1000, 1 << 40] {
+        let handle = handle(Rate::per_second(1_000_000_000).burst(burst));
+        let mut admitted = 0;
+        for hours in [0, 1, 18, 20, 38, 40, 77, 79, 156, 157, 20_000, 900_000] {
+            time::advance(Duration::from_secs(hours * HOUR)).await;
+            // Full again: with the largest burst that takes 18 minutes.
+            let tokens = handle.snapshot().tokens;
+            assert_eq!(tokens, burst, "{burst} after {hours} hours");
+            for n in [1, burst - 1].into_iter().filter(|&n| n > 0) {
+                handle.try_acquire(n).unwrap();
+                admitted += n;
+            }
+            let snapshot = handle.snapshot();
+            assert_eq!((snapshot.tokens, snapshot.admitted), (0, admitted));
+            let wait = handle.try_acquire(1).unwrap_err().retry_after();
+            assert!(wait <= Duration::from_nanos(2), "{wait:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_token_is_counted_that_is_used_and_none_that_is_put_back() {
+    let layer = RateLimitLayer::new(Rate::per_second(1).burst(1 << 30));
+    let handle = layer.handle();
+    let mut admitted = 0;
+    for n in [1, 2, 31, 32, 33, 1000, 1_000_000] {
+        for _ in 0..20_000 / n.min(1000) {
+            handle.try_acquire(n).unwrap();
+            admitted += n;
+            assert_eq!(handle.snapshot().admitted, admitted);
+        }
+    }
+    // More is put back than was ever taken in the same way: these had to wait.
+    let everything = handle.snapshot().tokens;
+    handle.try_acquire(everything).unwrap();
+    admitted += everything;
+    let mut waiting: Vec<_> = (0..1000).map(|_| handle.acquire(32)).collect();
+    assert!(waiting.iter_mut().all(pending));
+    time::advance(Duration::from_secs(32_000)).await;
+    assert!(handle.try_acquire(1).is_err()); // gives them what has come
+    assert_eq!(handle.snapshot().admitted, admitted + 32_000);
+    drop(waiting);
+    assert_eq!(handle.snapshot().admitted, admitted);
+    assert_eq!(handle.snapshot().tokens, 32_000);
+}
+
+/// Threads draw on a bucket that is full at every request, and on one that never is.
+#[test]
+fn threads_count_every_token_and_take_none_twice() {
+    const EACH: u64 = 50_000;
+    let full = Rate::per_second(1_000_000_000).burst(1_000_000_000);
+    let saved_up = Rate::per_hour(1).burst(3 * EACH);
+    for rate in [full, saved_up] {
+        let handle = handle(rate);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..EACH).for_each(|_| drop(handle.try_acquire(1))));
+            }
+        });
+        let snapshot = handle.snapshot();
+        let admitted = 4 * EACH - snapshot.rejected.at_limit;
+        assert_eq!(snapshot.admitted, admitted);
+        assert_eq!(admitted, if rate == full { 4 } else { 3 } * EACH);
+    }
+}
+
 #[cfg(feature = "quanta")]
 #[tokio::test]
 async fn it_can_be_given_the_tsc_clock() {

@@ -3,11 +3,14 @@
 //!
 //! # How it works
 //! Tokens are spent (see [`token_bucket`](crate::algorithm::token_bucket)) by being used or by being
-//! lost when the bucket overflows. What is used is one atomic word, with one bit, `QUEUED`, that says
-//! that somebody waits: taking a token is one compare-and-swap, or where there are plenty one addition, and
-//! counts it. What is lost is beside it, and changes only when a full bucket is drawn on; it only ever grows,
-//! to what whoever draws on it computes from the same word, or an older one. The rate rarely changes; it is
+//! lost when the bucket overflows. What is spent, how many of those were used, and whether somebody waits
+//! are one atomic [`Word`]. Taking a token is one compare-and-swap, which also writes off what has
+//! overflowed; where there are plenty and none overflow it is one addition. The rate rarely changes; it is
 //! read under a sequence lock, which costs a reader two loads.
+//!
+//! The word has room for some of the digits of both numbers. Used tokens are moved out of it every few
+//! thousand requests (`fold`), and what is spent is counted from the refill's base, which moves on after
+//! some hours at the highest rate, or years at usual ones (`current`). Both happen under the lock.
 //!
 //! Nobody gives tokens back as permits are given back: time brings them. Each caller that waits is told
 //! when its tokens will be there, sets a timer for that, and when it fires gives what tokens there are
@@ -19,10 +22,14 @@
 #[cfg(all(test, backpressure_loom))]
 mod models;
 mod shared_refill;
+mod word;
 
 use std::{fmt, task::Waker, time::Duration};
 
-use self::shared_refill::SharedRefill;
+use self::{
+    shared_refill::SharedRefill,
+    word::{FOLD, MOST_COUNTED, MOST_MADE, ONE, QUEUED, SPENT_ONE, Word},
+};
 use super::{
     bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
     claim::{Entered, Limiter},
@@ -35,9 +42,6 @@ use crate::{
     sync::{AtomicU64, Mutex, Ordering::*, lock},
 };
 
-const QUEUED: u64 = 1;
-const ONE: u64 = 2;
-
 /// Where so many more are there, tokens are taken first and asked for then, which no other thread can get in the
 /// way of. If they were not there after all, because as many threads did so at once, they are put back; in between,
 /// others see fewer than there are.
@@ -46,11 +50,9 @@ const PLENTY: u64 = 256;
 // In this order, so that threads that fight for the word's cache line do not lose what they only read.
 #[repr(C)]
 pub(crate) struct Bucket {
-    /// How many tokens were used, and whether somebody waits: then only the head of the queue takes.
+    /// A [`Word`].
     word: AtomicU64,
     refill: SharedRefill,
-    /// How many overflowed. Apart from the word, like the rate: under load it is only read.
-    lost: AtomicU64,
     clock: Clock,
     /// The number of the last ticket that got its tokens. Changed under the lock.
     granted: AtomicU64,
@@ -68,6 +70,8 @@ struct Slow {
     stale: u64,
     /// The number of the head that was last told to set its timer anew.
     told: u64,
+    /// How many tokens were used, but for those in the word.
+    used: u64,
 }
 
 impl Slow {
@@ -108,8 +112,7 @@ impl Bucket {
             ..rate.refill()
         };
         Self {
-            word: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
+            word: AtomicU64::new(Word::new().0),
             refill: SharedRefill::new(refill),
             clock,
             granted: AtomicU64::new(0),
@@ -120,6 +123,7 @@ impl Bucket {
                 demand: 0,
                 stale: 0,
                 told: 0,
+                used: 0,
             }),
         }
     }
@@ -127,116 +131,196 @@ impl Bucket {
     /// Changes the rate. What is in the bucket stays in it, but for what no longer fits.
     pub(crate) fn set_rate(&self, rate: Rate) {
         let mut slow = lock(&self.slow);
-        let before = self.refill.load();
-        self.refill.begin(); // so that whoever still reads `before` has read the clock before us
-        let now = self.clock.nanos();
-        // What has overflowed so far is lost, even if more fits from now on.
-        let _ = self.taken(&before, self.word.load(Acquire), now, 0);
-        self.refill.finish(rate.refill().following(&before, now));
+        self.change_refill(rate.refill());
         slow.rate = rate;
         slow.timers_are_stale();
         drop(slow);
         self.settle(0);
     }
 
+    /// Tokens come at this rate from now on: under the lock. What has been made so far is the new base.
+    fn change_refill(&self, rate: Refill) -> (Refill, u64) {
+        let before = self.refill.load();
+        self.refill.begin(); // so that whoever still reads `before` has read the clock before us
+        let now = self.clock.nanos();
+        // What has overflowed so far is lost, even if more fits from now on.
+        let mut word = self.load();
+        while let Some(settled) = self.taken(&before, word, now, 0).filter(|&to| to != word) {
+            match self.swap(word, settled) {
+                Ok(()) => break,
+                Err(now) => word = now,
+            }
+        }
+        let refill = rate.following(&before, now);
+        self.refill.finish(refill);
+        (refill, now)
+    }
+
+    /// The rate, with a base that is recent enough for tokens to be spent, and the time: under the lock.
+    fn current(&self, _: &Slow) -> (Refill, u64) {
+        let refill = self.refill.load();
+        let now = self.clock.nanos();
+        match refill.made_since_base(now) as i64 > MOST_MADE {
+            true => self.change_refill(refill),
+            false => (refill, now),
+        }
+    }
+
     pub(crate) fn snapshot(&self) -> Snapshot {
         self.bounds.settle_report();
         let slow = lock(&self.slow);
+        let refill = self.refill.load();
+        let word = self.load();
         let now = self.clock.nanos();
-        let word = self.word.load(Acquire);
         let waited = |since| Duration::from_nanos(now).saturating_sub(since);
         Snapshot {
             rate: slow.rate,
-            tokens: self.refill.load().tokens(self.spent(word), now),
+            tokens: refill.tokens(word.spent(&refill), now),
             waiting: slow.queue.len(),
             oldest_wait: slow.queue.oldest().map(waited),
-            admitted: word / ONE,
+            admitted: slow.used.wrapping_add_signed(word.used().0),
             rejected: self.bounds.rejected(),
             waits: self.bounds.waits.snapshot(),
         }
     }
 
-    #[inline(always)]
-    fn try_take(&self, n: u64) -> bool {
-        self.try_take_with(n, PLENTY)
+    #[cfg(all(test, backpressure_loom))]
+    fn try_take_with(&self, n: u64, plenty: u64) -> bool {
+        self.take(n, plenty).is_ok()
     }
 
+    /// Takes `n` tokens if they are there and nobody waits for them; otherwise says when it looked.
     #[inline(always)]
-    fn try_take_with(&self, n: u64, plenty: u64) -> bool {
+    fn take(&self, n: u64, plenty: u64) -> Result<(), u64> {
         let now = self.clock.nanos(); // a call, so before what is kept in registers
         let refill = self.refill.load();
-        let mut word = self.word.load(Acquire);
-        while word & QUEUED == 0 {
-            if self
-                .taken(&refill, word, now, n.saturating_add(plenty))
-                .is_some()
-            {
-                let before = self.word.fetch_add(n * ONE, AcqRel);
-                if before == word || self.had(&refill, before, now, n) {
-                    return true;
+        let made = refill.made_since_base(now) as i64;
+        if n > MOST_COUNTED {
+            return self.take_slowly(n);
+        }
+        let mut word = self.load();
+        while !word.is_queued() {
+            let there = made.wrapping_sub(word.spent_since_base(&refill));
+            let overflow = there.wrapping_sub(refill.burst as i64);
+            let taken = if overflow > 0 {
+                if n > refill.burst {
+                    break;
                 }
-                self.give_back(n);
-                word = self.word.load(Acquire);
+                if made > MOST_MADE {
+                    return self.take_slowly(n);
+                }
+                word.spend(overflow as u64).take(n)
+            } else if there >= (n + plenty) as i64 {
+                let before = Word(self.word.fetch_add(n * ONE, AcqRel));
+                let there = made.wrapping_sub(before.spent_since_base(&refill));
+                if before == word || !before.is_queued() && there >= n as i64 {
+                    return self.took(before);
+                }
+                word = self.take_back(n);
                 continue;
-            }
-            let Some(taken) = self.taken(&refill, word, now, n) else {
-                return false;
+            } else if there >= n as i64 {
+                word.take(n)
+            } else {
+                break;
             };
             match self.swap(word, taken) {
-                Ok(()) => return true,
+                Ok(()) => return self.took(word),
                 Err(now) => word = now,
             }
         }
-        false
+        Err(now)
     }
 
-    /// Whether `n` tokens were there to be taken, when they have been.
-    #[inline]
-    fn had(&self, refill: &Refill, before: u64, now: u64, n: u64) -> bool {
-        before & QUEUED == 0 && refill.take(self.spent(before), now, n).is_some()
-    }
-
-    /// Where others wait, they may only have been slow to look.
+    /// Tokens that were taken first and were not there. Gives the word afterwards.
     #[cold]
-    fn try_take_after_others(&self, n: u64) -> bool {
-        self.word.load(Relaxed) & QUEUED != 0 && {
-            self.settle(0);
-            self.try_take(n)
+    #[inline(never)]
+    fn take_back(&self, n: u64) -> Word {
+        self.give_back(n);
+        self.load()
+    }
+
+    /// For more tokens than are counted in the word, and where the refill needs a new base.
+    #[cold]
+    fn take_slowly(&self, n: u64) -> Result<(), u64> {
+        let mut slow = lock(&self.slow);
+        let (refill, now) = self.current(&slow);
+        let mut word = self.load();
+        while !word.is_queued() {
+            let Some(taken) = self.taken(&refill, word, now, n) else {
+                break;
+            };
+            match self.swap(word, taken) {
+                Ok(()) => {
+                    slow.used += n;
+                    return Ok(());
+                }
+                Err(now) => word = now,
+            }
         }
+        Err(now)
+    }
+
+    /// Tokens were taken, and this was the word before.
+    #[inline(always)]
+    fn took(&self, before: Word) -> Result<(), u64> {
+        if before.0 & FOLD != 0 {
+            self.fold();
+        }
+        Ok(())
+    }
+
+    /// Moves the count of used tokens out of the word, and sees to it that the refill's base is recent enough for as
+    /// many more to be spent. Under the lock, so that nothing is counted twice.
+    #[cold]
+    fn fold(&self) {
+        let mut slow = lock(&self.slow);
+        let _ = self.current(&slow);
+        let (used, in_word) = self.load().used();
+        self.word.fetch_sub(in_word, AcqRel);
+        slow.used = slow.used.wrapping_add_signed(used);
+    }
+
+    /// Where others wait, they may only have been slow to look. `now` is when the caller looked.
+    #[cold]
+    fn take_after_others(&self, n: u64, now: u64) -> Result<(), u64> {
+        if !Word(self.word.load(Relaxed)).is_queued() {
+            return Err(now);
+        }
+        self.settle(0);
+        self.take(n, PLENTY)
     }
 
     /// How long until `n` tokens are there that are not now.
     pub(crate) fn wait(&self, n: u64) -> Duration {
-        let spent = self.spent(self.word.load(Acquire));
-        let wait = self.refill.load().wait(spent, self.clock.nanos(), n);
+        let refill = self.refill.load();
+        let spent = self.load().spent(&refill);
+        let wait = refill.wait(spent, self.clock.nanos(), n);
         Duration::from_nanos(wait)
     }
 
-    #[inline]
-    fn spent(&self, word: u64) -> u64 {
-        word / ONE + self.lost.load(Relaxed)
-    }
-
-    /// The word with `n` more tokens used, if they are there. Writes off what has overflowed.
-    #[inline]
-    fn taken(&self, refill: &Refill, word: u64, now: u64, n: u64) -> Option<u64> {
-        let spent = self.spent(word);
+    /// The word with `n` more tokens spent, if they are there, and what has overflowed written off.
+    fn taken(&self, refill: &Refill, word: Word, now: u64, n: u64) -> Option<Word> {
+        let spent = word.spent(refill);
         let then = refill.take(spent, now, n)?;
-        let overflow = then - n - spent;
-        if overflow > 0 {
-            let lost = spent - word / ONE + overflow;
-            self.lost.fetch_max(lost, Relaxed);
-        }
-        Some(word + n * ONE)
+        Some(word.spend(then.wrapping_sub(spent)))
     }
 
-    /// Acquire, also where it fails, as every load of the word: whoever sees a word sees what had been
-    /// lost when it was written. Release for that, and for what was done before a token was put back.
+    /// Acquire, as where a swap fails: what was done before a token was put back happens before what is done by the
+    /// request that takes it.
     #[inline]
-    fn swap(&self, from: u64, to: u64) -> Result<(), u64> {
-        self.word
-            .compare_exchange_weak(from, to, AcqRel, Acquire)
-            .map(drop)
+    fn load(&self) -> Word {
+        Word(self.word.load(Acquire))
+    }
+
+    #[inline]
+    fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
+        match self
+            .word
+            .compare_exchange_weak(from.0, to.0, AcqRel, Acquire)
+        {
+            Ok(_) => Ok(()),
+            Err(now) => Err(Word(now)),
+        }
     }
 
     fn has_waited(&self, since: Duration, now: u64) {
@@ -258,19 +342,19 @@ impl Bucket {
             let Some((number, &n)) = slow.queue.head() else {
                 return;
             };
-            let refill = self.refill.load();
-            let word = self.word.load(Acquire);
+            let (refill, now) = self.current(&slow);
+            let word = self.load();
             // Whoever came before the burst was lowered below what it asks for takes a full bucket, and
             // the tokens that come next.
             let there = n.min(refill.burst);
-            let now = self.clock.nanos();
             let waker = match self.taken(&refill, word, now, there) {
                 Some(taken) => {
-                    let taken = (taken + (n - there) * ONE) & !QUEUED;
-                    let queued = if slow.queue.len() > 1 { QUEUED } else { 0 };
-                    if self.swap(word, taken | queued).is_err() {
+                    let others = slow.queue.len() > 1;
+                    let taken = taken.spend(n - there).with_queued(others);
+                    if self.swap(word, taken).is_err() {
                         continue;
                     }
+                    slow.used += n;
                     self.granted.store(number, Release);
                     slow.demand -= u128::from(n);
                     slow.queue.pop().map(|(_, since, waker)| {
@@ -303,33 +387,34 @@ impl Limiter for Bucket {
 
     #[inline(always)] // a call saves and restores more than it does
     fn try_admit(&self, n: u64) -> bool {
-        self.try_take(n) || self.try_take_after_others(n)
+        let taken = self.take(n, PLENTY);
+        taken.or_else(|now| self.take_after_others(n, now)).is_ok()
     }
 
     #[cold]
     fn enter(&self, n: u64, waker: Waker) -> Entered {
         let mut slow = lock(&self.slow);
-        let refill = self.refill.load();
-        let now = self.clock.nanos();
+        let (refill, now) = self.current(&slow);
         loop {
-            let word = self.word.load(Acquire);
-            if word & QUEUED == 0 {
+            let word = self.load();
+            if !word.is_queued() {
                 if let Some(taken) = self.taken(&refill, word, now, n) {
                     if self.swap(word, taken).is_ok() {
+                        slow.used += n;
                         return Entered::Admitted;
                     }
                     continue;
                 }
             }
             let wait =
-                Duration::from_nanos(refill.wait(self.spent(word), now, behind(slow.demand, n)));
+                Duration::from_nanos(refill.wait(word.spent(&refill), now, behind(slow.demand, n)));
             let reason = if n > refill.burst {
                 Reason::ExceedsBurst
             } else if slow.queue.len() >= self.bounds.max_waiting() {
                 Reason::QueueFull
             } else if self.bounds.max_wait().is_some_and(|most| most < wait) {
                 Reason::WaitTimeout // known beforehand, so there is no need to wait for it
-            } else if word & QUEUED != 0 || self.swap(word, word | QUEUED).is_ok() {
+            } else if word.is_queued() || self.swap(word, word.with_queued(true)).is_ok() {
                 slow.demand += u128::from(n);
                 let ticket = slow.queue.push(waker, Duration::from_nanos(now), n);
                 return Entered::Waiting(ticket, Some(wait));
@@ -384,8 +469,16 @@ impl Limiter for Bucket {
     }
 
     fn give_back(&self, n: u64) {
-        let before = self.word.fetch_sub(n * ONE, AcqRel);
-        if before & QUEUED != 0 {
+        let before = if n <= MOST_COUNTED {
+            Word(self.word.fetch_sub(n * ONE, AcqRel))
+        } else {
+            lock(&self.slow).used -= n;
+            Word(self.word.fetch_sub(n * SPENT_ONE, AcqRel))
+        };
+        if before.is_low() {
+            self.fold();
+        }
+        if before.is_queued() {
             lock(&self.slow).timers_are_stale();
             self.settle(0);
         }
@@ -399,9 +492,9 @@ impl Limiter for Bucket {
         };
         self.bounds.count(reason);
         self.bounds.report(reason);
-        let ahead = match self.word.load(Acquire) & QUEUED {
-            0 => 0,
-            _ => lock(&self.slow).demand,
+        let ahead = match self.load().is_queued() {
+            false => 0,
+            true => lock(&self.slow).demand,
         };
         let retry_after = self.wait(behind(ahead, n)).max(SHORTEST_RETRY_AFTER);
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))

@@ -68,10 +68,15 @@ impl Refill {
     /// How many tokens have been made by `now`.
     #[inline]
     pub(crate) fn made(&self, now: u64) -> u64 {
-        let product = u128::from(self.elapsed(now)) * u128::from(self.multiplier);
         // 64 bits of tokens last for centuries at the fastest rate.
-        self.base
-            .wrapping_add(((product >> 64) as u64) >> self.shift)
+        self.base.wrapping_add(self.made_since_base(now))
+    }
+
+    /// How many of them in addition to the base.
+    #[inline]
+    pub(crate) fn made_since_base(&self, now: u64) -> u64 {
+        let product = u128::from(self.elapsed(now)) * u128::from(self.multiplier);
+        ((product >> 64) as u64) >> self.shift
     }
 
     /// The time since the origin; none if it lies ahead, as for a clock that went back.

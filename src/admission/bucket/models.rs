@@ -182,3 +182,45 @@ fn a_new_rate_grants_nothing_to_those_who_take_meanwhile() {
         assert_eq!(taken + bucket.snapshot().tokens, 1);
     });
 }
+
+/// A full bucket is drawn on by two threads: what overflowed is written off once, and both tokens are counted.
+#[test]
+fn a_full_bucket_is_written_off_once() {
+    check(|| {
+        let bucket = bucket(5);
+        bucket.set_rate(Rate::per_hour(1).burst(2)); // five are there, two fit
+        let other = {
+            let bucket = bucket.clone();
+            thread::spawn(move || bucket.try_admit(1))
+        };
+        assert!(bucket.try_admit(1));
+        assert!(other.join().unwrap());
+        let snapshot = bucket.snapshot();
+        assert_eq!((snapshot.tokens, snapshot.admitted), (0, 2));
+    });
+}
+
+/// One thread moves the count out of the word while another one counts and a third puts back.
+#[test]
+fn no_token_is_counted_twice_or_lost_when_the_count_is_folded() {
+    check(|| {
+        let bucket = bucket(5);
+        assert!(bucket.try_admit(1));
+        let threads = [
+            thread::spawn({
+                let bucket = bucket.clone();
+                move || bucket.fold()
+            }),
+            thread::spawn({
+                let bucket = bucket.clone();
+                move || bucket.give_back(1)
+            }),
+        ];
+        assert!(bucket.try_admit(1));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let snapshot = bucket.snapshot();
+        assert_eq!((snapshot.tokens, snapshot.admitted), (4, 1));
+    });
+}
