@@ -211,6 +211,17 @@ fn rows() -> Vec<(&'static str, [(&'static str, Run); 2])> {
                 shed_at_limit(),
             ]
         }),
+        #[cfg(feature = "quanta")]
+        ("reject: rate_limit_tsc, max_waiting(0)", {
+            let clock = ours::Clock::tsc();
+            let layer = ours::RateLimitLayer::with_clock(empty_bucket(), clock).max_waiting(0);
+            layer.handle().try_acquire(1).expect("the burst");
+            let mut a = layer.layer(Ready);
+            [
+                ("tower-backpressure", alone(move || !drive(&mut a))),
+                shed_at_limit(),
+            ]
+        }),
         ("reject: rate_limit, shed", {
             let mut a = ours::LoadShedLayer::new().layer(empty().layer(Ready));
             [

@@ -49,7 +49,8 @@
 //! # Errors
 //! [`Overloaded`] with [`Reason::QueueFull`] or [`Reason::WaitTimeout`], under a `LoadShedLayer`
 //! [`Reason::AtLimit`]. Its `retry_after` is the exact time until there would be a token, behind all
-//! those who wait. Errors of the inner service are passed on.
+//! those who wait. Where nobody may wait (`max_waiting(0)`) it counts from when the service was polled
+//! ready. Errors of the inner service are passed on.
 //!
 //! # Cancellation
 //! A service that was polled ready and is dropped uncalled puts its token back, and one that waits
@@ -278,10 +279,8 @@ impl Handle {
     /// [`Reason::AtLimit`] if not; [`Reason::ExceedsBurst`] if the bucket never holds so many.
     #[inline]
     pub fn try_acquire(&self, n: u64) -> Result<(), Overloaded> {
-        match self.bucket.try_admit(n) {
-            true => Ok(()),
-            false => Err(*self.bucket.refuse(n, Reason::AtLimit)),
-        }
+        let attempt = self.bucket.attempt(n);
+        attempt.map_err(|seen| *self.bucket.refuse_as_seen(n, Reason::AtLimit, seen))
     }
 
     /// A layer on this rate limit, for those who start from the handle.

@@ -380,15 +380,22 @@ impl Bucket {
 
 impl Limiter for Bucket {
     type Ask = u64;
+    /// When it looked.
+    type Seen = u64;
 
     fn bounds(&self) -> &Bounds {
         &self.bounds
     }
 
-    #[inline(always)] // a call saves and restores more than it does
+    #[inline(always)]
     fn try_admit(&self, n: u64) -> bool {
-        let taken = self.take(n, PLENTY);
-        taken.or_else(|now| self.take_after_others(n, now)).is_ok()
+        self.attempt(n).is_ok()
+    }
+
+    #[inline(always)] // a call saves and restores more than it does
+    fn attempt(&self, n: u64) -> Result<(), u64> {
+        self.take(n, PLENTY)
+            .or_else(|now| self.take_after_others(n, now))
     }
 
     #[cold]
@@ -484,19 +491,26 @@ impl Limiter for Bucket {
         }
     }
 
-    /// With the time after which its tokens would be there, exactly.
     fn refuse(&self, n: u64, reason: Reason) -> Box<Overloaded> {
-        let reason = match n > self.refill.load().burst {
+        self.refuse_as_seen(n, reason, self.clock.nanos())
+    }
+
+    /// With the time from then after which its tokens would be there, exactly.
+    fn refuse_as_seen(&self, n: u64, reason: Reason, then: u64) -> Box<Overloaded> {
+        let refill = self.refill.load();
+        let reason = match n > refill.burst {
             true => Reason::ExceedsBurst,
             false => reason,
         };
         self.bounds.count(reason);
         self.bounds.report(reason);
-        let ahead = match self.load().is_queued() {
+        let word = self.load();
+        let ahead = match word.is_queued() {
             false => 0,
             true => lock(&self.slow).demand,
         };
-        let retry_after = self.wait(behind(ahead, n)).max(SHORTEST_RETRY_AFTER);
+        let wait = refill.wait(word.spent(&refill), then, behind(ahead, n));
+        let retry_after = Duration::from_nanos(wait).max(SHORTEST_RETRY_AFTER);
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
     }
 }

@@ -19,10 +19,22 @@ pub(crate) trait Limiter {
     /// What a caller asks for, where that differs.
     type Ask: Copy;
 
+    /// What a caller saw that was not admitted, where its rejection is made from that.
+    type Seen: Copy + Default;
+
     fn bounds(&self) -> &Bounds;
 
     /// Admits the caller if that can be done without waiting or passing anybody who waits.
     fn try_admit(&self, ask: Self::Ask) -> bool;
+
+    /// The same, with what was seen where it fails.
+    #[inline(always)]
+    fn attempt(&self, ask: Self::Ask) -> Result<(), Self::Seen> {
+        match self.try_admit(ask) {
+            true => Ok(()),
+            false => Err(Self::Seen::default()),
+        }
+    }
 
     /// Admits the caller, else lets it wait, else refuses it.
     fn enter(&self, ask: Self::Ask, waker: Waker) -> Entered;
@@ -40,6 +52,11 @@ pub(crate) trait Limiter {
 
     /// Makes the refusal, and counts it.
     fn refuse(&self, ask: Self::Ask, reason: Reason) -> Box<Overloaded>;
+
+    /// The same after an [attempt](Self::attempt) that failed: it need not look again.
+    fn refuse_as_seen(&self, ask: Self::Ask, reason: Reason, _: Self::Seen) -> Box<Overloaded> {
+        self.refuse(ask, reason)
+    }
 }
 
 /// What became of a caller that was not admitted at once.
@@ -55,7 +72,7 @@ pub(crate) enum Entered {
 pub(crate) struct Claim<L: Limiter> {
     limiter: Arc<L>,
     ask: L::Ask,
-    state: State,
+    state: State<L::Seen>,
     /// Set while it waits, to the deadline or to when it has to look again. Apart from the state,
     /// which every request changes, so that changing it has nothing to drop.
     timer: Timer,
@@ -82,13 +99,14 @@ impl Drop for Timer {
 }
 
 #[derive(Default)]
-enum State {
+enum State<Seen> {
     #[default]
     Idle,
     /// With the moment at which the wait ends at the latest.
     Waiting(Ticket, Option<Instant>),
     Held,
-    Refused(Reason),
+    /// With what was seen, if the attempt that failed decided it.
+    Refused(Reason, Option<Seen>),
 }
 
 impl<L: Limiter> Claim<L> {
@@ -117,11 +135,16 @@ impl<L: Limiter> Claim<L> {
     /// anew at the next poll.
     #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if matches!(self.state, State::Idle) && self.limiter.try_admit(self.ask) {
-            self.state = State::Held;
-            return Poll::Ready(());
+        if !matches!(self.state, State::Idle) {
+            return self.poll_again(cx);
         }
-        self.poll_slow(cx)
+        match self.limiter.attempt(self.ask) {
+            Ok(()) => {
+                self.state = State::Held;
+                Poll::Ready(())
+            }
+            Err(seen) => self.poll_slow(cx, Some(seen)),
+        }
     }
 
     /// The `poll_ready` of a layer that reserves: its own claim first, then the inner service.
@@ -166,7 +189,10 @@ impl<L: Limiter> Claim<L> {
     pub(crate) fn take(&mut self) -> Result<(), Box<Overloaded>> {
         match mem::take(&mut self.state) {
             State::Held => Ok(()),
-            State::Refused(reason) => Err(self.limiter.refuse(self.ask, reason)),
+            State::Refused(reason, None) => Err(self.limiter.refuse(self.ask, reason)),
+            State::Refused(reason, Some(seen)) => {
+                Err(self.limiter.refuse_as_seen(self.ask, reason, seen))
+            }
             State::Idle | State::Waiting(..) => {
                 panic!(
                     "`call` without `poll_ready`: a service must be polled ready before each call"
@@ -180,7 +206,7 @@ impl<L: Limiter> Claim<L> {
         let granted = match mem::take(&mut self.state) {
             State::Waiting(ticket, _) => self.limiter.leave(ticket),
             State::Held => true,
-            State::Idle | State::Refused(_) => false,
+            State::Idle | State::Refused(..) => false,
         };
         if granted {
             self.limiter.give_back(self.ask);
@@ -188,15 +214,20 @@ impl<L: Limiter> Claim<L> {
     }
 
     #[cold]
-    fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_again(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.state {
-            State::Held => return Poll::Ready(()),
-            State::Refused(_) => {
+            State::Held => Poll::Ready(()),
+            State::Refused(..) => {
                 self.state = State::Idle; // it is judged anew
-                return self.poll(cx);
+                self.poll(cx)
             }
-            State::Idle | State::Waiting(..) => {}
+            State::Idle | State::Waiting(..) => self.poll_slow(cx, None),
         }
+    }
+
+    /// If it is idle, an attempt was made just now that failed, and this is what was seen.
+    #[cold]
+    fn poll_slow(&mut self, cx: &mut Context<'_>, seen: Option<L::Seen>) -> Poll<()> {
         if shed::is_shedding(cx) {
             return self.poll_shedding(cx);
         }
@@ -204,6 +235,10 @@ impl<L: Limiter> Claim<L> {
         // panic, and no ticket may be lost.
         let mut waiting = if let State::Waiting(ticket, _) = &self.state {
             self.limiter.redeem(ticket, cx.waker())
+        } else if self.limiter.bounds().max_waiting() == 0 {
+            // Nobody may wait: there is no need of a waker, a timer, a lock, or another look at the clock.
+            self.state = State::Refused(Reason::QueueFull, seen);
+            return Poll::Ready(());
         } else {
             let max_wait = self.limiter.bounds().max_wait();
             let deadline = max_wait.map(|wait| sleep(wait).deadline());
@@ -214,7 +249,7 @@ impl<L: Limiter> Claim<L> {
                     Err(look_again)
                 }
                 Entered::Refused(reason) => {
-                    self.state = State::Refused(reason);
+                    self.state = State::Refused(reason, None);
                     return Poll::Ready(());
                 }
             }
@@ -276,7 +311,7 @@ impl<L: Limiter> Claim<L> {
         if let State::Waiting(ticket, _) = mem::take(&mut self.state) {
             self.state = match self.limiter.leave(ticket) {
                 true => State::Held,
-                false => State::Refused(reason),
+                false => State::Refused(reason, None),
             };
             self.timer.clear();
         }
@@ -298,11 +333,80 @@ impl<L: Limiter + fmt::Debug> fmt::Debug for Claim<L> {
             State::Idle => "idle",
             State::Waiting(..) => "waiting",
             State::Held => "held",
-            State::Refused(_) => "refused",
+            State::Refused(..) => "refused",
         };
         f.debug_struct("Claim")
             .field("limiter", &self.limiter)
             .field("state", &state)
             .finish()
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use std::convert::Infallible;
+
+    use tower::{Layer, service_fn};
+
+    use super::*;
+    use crate::{
+        AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, Rate, RateLimitLayer, clock::READS,
+    };
+
+    const REJECTIONS: usize = 160;
+
+    /// How often the clock is read for so many rejections, after the first few.
+    fn reads(layer: impl Layer<Inner, Service: Service<(), Error = BoxError>>) -> usize {
+        let mut service = layer.layer(service_fn(served));
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut reject = || {
+            assert!(service.poll_ready(&mut cx).is_ready());
+            let response = std::pin::pin!(service.call(()));
+            assert!(matches!(response.poll(&mut cx), Poll::Ready(Err(_))));
+        };
+        (0..40).for_each(|_| reject());
+        let before = READS.get();
+        (0..REJECTIONS).for_each(|_| reject());
+        READS.get() - before
+    }
+
+    type Inner = tower::util::ServiceFn<fn(()) -> std::future::Ready<Result<(), Infallible>>>;
+
+    fn served((): ()) -> std::future::Ready<Result<(), Infallible>> {
+        std::future::ready(Ok(()))
+    }
+
+    /// One rejection in sixteen looks for the log, and one for the hint.
+    const FOR_THE_LOG: usize = REJECTIONS / 16 + 1;
+    const FOR_THE_HINT: usize = REJECTIONS / 16 + 1;
+
+    #[test]
+    fn where_nobody_may_wait_a_limit_rejects_without_the_clock() {
+        let limit = ConcurrencyLimitLayer::new(1).max_waiting(0);
+        let _taken = limit.handle().try_acquire().unwrap();
+        assert!(reads(limit) <= FOR_THE_LOG + FOR_THE_HINT);
+
+        let limit = AdaptiveConcurrencyLayer::vegas().max_waiting(0);
+        let handle = limit.handle();
+        let _taken: Vec<_> = std::iter::from_fn(|| handle.try_acquire().ok()).collect();
+        assert!(reads(limit) <= FOR_THE_LOG + FOR_THE_HINT);
+    }
+
+    #[test]
+    fn where_nobody_may_wait_a_rate_limit_rejects_with_one_look_at_the_clock() {
+        let limit = RateLimitLayer::new(Rate::per_hour(1)).max_waiting(0);
+        limit.handle().try_acquire(1).unwrap();
+        let reads = reads(limit);
+        assert!(reads <= REJECTIONS + FOR_THE_LOG, "{reads}");
+    }
+
+    /// A timer is set for those who wait, and needs a runtime, which there is none of here.
+    #[test]
+    fn where_nobody_may_wait_no_timer_is_made() {
+        let limit = ConcurrencyLimitLayer::new(1)
+            .max_waiting(0)
+            .max_wait(Duration::from_secs(1));
+        let _taken = limit.handle().try_acquire().unwrap();
+        reads(limit);
     }
 }

@@ -405,6 +405,7 @@ impl Gate {
 
 impl Limiter for Gate {
     type Ask = ();
+    type Seen = ();
 
     fn bounds(&self) -> &Bounds {
         &self.bounds
@@ -489,9 +490,13 @@ impl Limiter for Gate {
     fn refuse(&self, (): (), reason: Reason) -> Box<Overloaded> {
         let before = self.bounds.count(reason);
         self.bounds.report(reason);
-        let completed = self.load().completed();
+        let word = self.load();
+        let completed = word.completed();
         let news = completed.abs_diff(self.looked_at.load(Relaxed)) >= LOOK_EVERY;
-        if reason != Reason::AtLimit || before % LOOK_EVERY == 0 || news {
+        // Where nobody waits, a caller that may not and one that does not want to are told the same.
+        let nobody_waits =
+            reason == Reason::AtLimit || reason == Reason::QueueFull && !word.queued();
+        if !nobody_waits || before % LOOK_EVERY == 0 || news {
             self.looked_at.store(completed, Relaxed);
             self.look();
         }

@@ -88,11 +88,15 @@ impl Refill {
     /// How long after the origin that token is made. Beyond what can be counted, the end of time.
     fn made_after(&self, token: u64) -> u64 {
         // The first t with t · multiplier ≥ number · 2^(64 + shift).
-        let number = u128::from(token.saturating_sub(self.base));
-        let Some(product) = number.checked_mul(1 << (64 + self.shift)) else {
+        let number = token.saturating_sub(self.base);
+        if number.leading_zeros() < self.shift {
             return u64::MAX;
-        };
-        let elapsed = product.div_ceil(u128::from(self.multiplier));
+        }
+        let product = u128::from(number << self.shift) << 64;
+        let multiplier = u128::from(self.multiplier);
+        // One division: `div_ceil` makes it two, for which a rejection has no time.
+        let whole = product / multiplier;
+        let elapsed = whole + u128::from(whole * multiplier != product);
         u64::try_from(elapsed).unwrap_or(u64::MAX)
     }
 
