@@ -216,7 +216,7 @@ impl Bucket {
                 let before = Word(self.word.fetch_add(n * ONE, AcqRel));
                 let there = made.wrapping_sub(before.spent_since_base(&refill));
                 if before == word || !before.is_queued() && there >= n as i64 {
-                    return Ok(self.fold_if_due(before));
+                    return self.took(before);
                 }
                 word = self.take_back(n);
                 continue;
@@ -226,7 +226,7 @@ impl Bucket {
                 break;
             };
             match self.swap(word, taken) {
-                Ok(()) => return Ok(self.fold_if_due(word)),
+                Ok(()) => return self.took(word),
                 Err(now) => word = now,
             }
         }
@@ -262,12 +262,13 @@ impl Bucket {
         Err(now)
     }
 
-    /// To be called with the word before tokens were taken.
+    /// Tokens were taken, and this was the word before.
     #[inline(always)]
-    fn fold_if_due(&self, before: Word) {
+    fn took(&self, before: Word) -> Result<(), u64> {
         if before.0 & FOLD != 0 {
             self.fold();
         }
+        Ok(())
     }
 
     /// Moves the count of used tokens out of the word, and sees to it that the refill's base is recent enough for as
@@ -522,8 +523,9 @@ impl Limiter for Bucket {
         })
     }
 
-    fn offer(bucket: &Arc<Self>, n: u64) -> Offer {
-        Offer::Tokens(Arc::clone(bucket), n)
+    fn offer(bucket: &Arc<Self>, n: u64, then: Option<u64>) -> Offer {
+        let then = then.unwrap_or_else(|| bucket.clock.nanos());
+        Offer::Tokens(Arc::clone(bucket), n, then)
     }
 }
 

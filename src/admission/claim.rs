@@ -63,8 +63,8 @@ pub(crate) trait Limiter: Sized {
         self.refuse(ask, reason)
     }
 
-    /// To refuse at the limit, should it come to that.
-    fn offer(limiter: &Arc<Self>, ask: Self::Ask) -> Offer;
+    /// To refuse at the limit, should it come to that, with what was seen just now.
+    fn offer(limiter: &Arc<Self>, ask: Self::Ask, seen: Option<Self::Seen>) -> Offer;
 }
 
 /// What became of a caller that was not admitted at once.
@@ -238,7 +238,7 @@ impl<L: Limiter> Claim<L> {
     #[cold]
     fn poll_slow(&mut self, cx: &mut Context<'_>, seen: Option<L::Seen>) -> Poll<()> {
         if shed::is_shedding(cx) {
-            return self.poll_shedding(cx);
+            return self.poll_shedding(cx, seen);
         }
         // The ticket stays where it is all the while: what is foreign here, wakers and timers, may
         // panic, and no ticket may be lost.
@@ -306,13 +306,13 @@ impl<L: Limiter> Claim<L> {
     }
 
     /// Leaves no trace: a caller that sheds does not come back for what is set aside for it.
-    fn poll_shedding(&mut self, cx: &Context<'_>) -> Poll<()> {
+    fn poll_shedding(&mut self, cx: &Context<'_>, seen: Option<L::Seen>) -> Poll<()> {
         self.stop_waiting(Reason::AtLimit);
         if self.is_held() {
             return Poll::Ready(());
         }
         self.state = State::Idle;
-        shed::leave(cx, || L::offer(&self.limiter, self.ask));
+        shed::leave(cx, || L::offer(&self.limiter, self.ask, seen));
         Poll::Pending
     }
 

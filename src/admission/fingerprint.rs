@@ -21,7 +21,7 @@ impl Fingerprint {
     /// One of `n` places, at most 2^32, by other bits than [`middle`](Self::middle): those that have that in common are
     /// spread evenly.
     pub(crate) fn place(self, n: usize) -> usize {
-        (u64::from(self.0 as u32) * n as u64 >> 32) as usize
+        ((u64::from(self.0 as u32) * n as u64) >> 32) as usize
     }
 }
 

@@ -508,7 +508,7 @@ impl Limiter for Gate {
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
     }
 
-    fn offer(gate: &Arc<Self>, (): ()) -> Offer {
+    fn offer(gate: &Arc<Self>, (): (), _: Option<()>) -> Offer {
         Offer::Permit(Arc::clone(gate))
     }
 }

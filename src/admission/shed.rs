@@ -49,7 +49,8 @@ fn nobody() -> Waker {
 /// A gate that was full, and would reject the request.
 pub(crate) enum Offer {
     Permit(Arc<Gate>),
-    Tokens(Arc<Bucket>, u64),
+    /// So many, and when they were asked for.
+    Tokens(Arc<Bucket>, u64, u64),
 }
 
 impl Offer {
@@ -57,7 +58,7 @@ impl Offer {
     pub(crate) fn take_up(self) -> Box<Overloaded> {
         match self {
             Self::Permit(gate) => gate.refuse((), Reason::AtLimit),
-            Self::Tokens(bucket, n) => bucket.refuse(n, Reason::AtLimit),
+            Self::Tokens(bucket, n, then) => bucket.refuse_as_seen(n, Reason::AtLimit, then),
         }
     }
 }
@@ -66,7 +67,7 @@ impl fmt::Debug for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::Permit(gate) => gate.bounds.name(),
-            Self::Tokens(bucket, _) => bucket.bounds.name(),
+            Self::Tokens(bucket, ..) => bucket.bounds.name(),
         };
         f.debug_tuple("Offer").field(&name).finish()
     }
