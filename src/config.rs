@@ -110,7 +110,7 @@
 //! | | `max_sojourn` | no bound | more than 0 |
 //! | [`WfqConfig`], [`WfqLayer`] | `weights` | none | a table of at most 100 000 tenants, 1 to 10 000 each; names of 1 to 256 bytes |
 //! | | `default_weight` | 1 | 1 to 10 000 |
-//! | | `max_waiting`, `max_wait` | 1024, `"1s"` | |
+//! | | `max_waiting`, `max_wait` | 1024, `"1s"` | `max_wait` also `"none"` |
 //! | | `max_waiting_per_tenant` | as `max_waiting` | any number |
 //! | | `max_tenants` | 10 000 | any number |
 //! | | `max_in_flight_per_tenant` | no bound | at least 1 |

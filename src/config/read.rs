@@ -272,7 +272,7 @@ config!(
         Field::value::<Weight>("default_weight"),
         Field::value::<usize>("max_waiting"),
         Field::value::<usize>("max_waiting_per_tenant"),
-        Field::value::<Duration>("max_wait"),
+        Field::value::<MaxWait>("max_wait"),
         Field::value::<usize>("max_tenants"),
         Field::value::<NonZeroU32>("max_in_flight_per_tenant"),
     ]],
@@ -289,7 +289,9 @@ config!(
         }
         fields.set("max_waiting", &mut config.max_waiting)?;
         fields.set("max_waiting_per_tenant", &mut config.max_waiting_per_tenant)?;
-        fields.set("max_wait", &mut config.max_wait)?;
+        if let Some(max_wait) = fields.read::<MaxWait>("max_wait")? {
+            config.max_wait = max_wait.0;
+        }
         fields.set("max_tenants", &mut config.max_tenants)?;
         fields.set(
             "max_in_flight_per_tenant",
@@ -306,6 +308,20 @@ fn check_tenant(name: &str) -> Result<(), ConfigError> {
         ..WfqConfig::default()
     };
     config.check()
+}
+
+/// A bound that is there by default, and can be turned off.
+struct MaxWait(Option<Duration>);
+
+impl Value for MaxWait {
+    const EXPECTED: &'static str = Duration::EXPECTED;
+
+    fn read(field: &str, given: &Given) -> Result<Self, ConfigError> {
+        match given {
+            Given::Text(text) if text == "none" => Ok(Self(None)),
+            _ => Duration::read(field, given).map(|max_wait| Self(Some(max_wait))),
+        }
+    }
 }
 
 struct Weight(u32);

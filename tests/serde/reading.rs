@@ -102,6 +102,7 @@ fn every_field_is_read() {
          max_wait = '200ms'\nmax_tenants = 6\nmax_in_flight_per_tenant = 5",
         &expected.max_in_flight_per_tenant(5),
     );
+    same("max_wait = 'none'", &WfqConfig::default().max_wait(None));
 
     let expected = CircuitBreakerConfig::default().failures(3).successes(4);
     let expected = expected.cooldown(5 * SEC).probe_lease(6 * SEC);
