@@ -596,9 +596,12 @@ impl FairGate {
 
     /// Asks anew for the weights that a function gives.
     pub(crate) fn refresh_weights(&self) {
-        let Some((weight_of, tenants)) = self.lock().tenants.weights_to_ask() else {
+        let state = self.lock();
+        let Some(weight_of) = state.tenants.weight_of() else {
             return;
         };
+        let tenants = state.tenants.without_weight();
+        drop(state);
         let asked = tenants.into_iter();
         let asked = asked.map(|(key, name)| (key, ask_weight(&weight_of, &name)));
         let asked = asked.collect();

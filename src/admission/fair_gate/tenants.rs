@@ -353,16 +353,20 @@ impl Tenants {
         replaced
     }
 
-    /// What gives weights by name, and the tenants whose weights it gives.
-    pub(super) fn weights_to_ask(&self) -> Option<(WeightOf, Vec<(Fingerprint, Arc<str>)>)> {
-        let weight_of = Arc::clone(self.weight_of.as_ref()?);
-        let asked = self.ids.iter().filter_map(|(key, &id)| {
+    /// What gives weights by name, if there is something.
+    pub(super) fn weight_of(&self) -> Option<WeightOf> {
+        self.weight_of.clone()
+    }
+
+    /// The tenants that are remembered and were given no weight by name.
+    pub(super) fn without_weight(&self) -> Vec<(Fingerprint, Arc<str>)> {
+        let without = self.ids.iter().filter_map(|(key, &id)| {
             match (&self.records[id as usize].tenant, self.weights.get(key)) {
                 (Tenant::Named(name), None) => Some((*key, Arc::clone(name))),
                 _ => None,
             }
         });
-        Some((weight_of, asked.collect()))
+        without.collect()
     }
 
     /// Gives tenants the weights that were asked for them, if they are still remembered and were given no other

@@ -112,12 +112,11 @@ fn most_overtaken(tenants: usize, seed: u64) -> u32 {
     };
     let mut overtaken = vec![none.clone(); tenants];
     let mut longest = vec![0_u64; tenants];
-    let mut arrivals = vec![0_u64; tenants];
-    let (mut now, mut arrived, mut most) = (0, 0, 0);
-    for tenant in 0..tenants {
-        assert_eq!(queue.add_tenant(1), tenant as u32);
-        (arrivals[tenant], arrived) = (arrived, arrived + 1);
-        queue.push(tenant as u32, cost(1), now, lasts());
+    let mut arrivals: Vec<_> = (0..tenants).collect();
+    let (mut now, mut arrived, mut most) = (0, tenants, 0);
+    for _ in 0..tenants {
+        let tenant = queue.add_tenant(1);
+        queue.push(tenant, cost(1), now, lasts());
     }
     for _ in 0..20_000 {
         let (ticket, mut charge) = queue.next(now).expect("all but one wait");
