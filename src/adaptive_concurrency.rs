@@ -109,6 +109,7 @@ use crate::{
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
+        hand_back,
     },
     clock::Now,
     concurrency_limit::Acquire,
@@ -295,6 +296,7 @@ where
     S::Error: Into<BoxError>,
     C: Classify<S::Response>,
     H: Hold<S::Response> + From<Permit>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -321,7 +323,10 @@ where
                 };
                 ResponseFuture::admitted(self.inner.call(request), sampling)
             }
-            Err(overloaded) => ResponseFuture::refused(overloaded),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded)
+            }
         }
     }
 }

@@ -138,7 +138,7 @@ pub use crate::admission::age_gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
-    admission::{age_gate::AgeGate, shed},
+    admission::{age_gate::AgeGate, hand_back, shed},
     clock::{self, Clock, Now},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
@@ -271,6 +271,7 @@ where
     S::Error: Into<BoxError>,
     E: ExtractSubmittedAt<R>,
     H: Hold<S::Response> + From<Permit>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -323,6 +324,7 @@ where
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
                 self.inner = self.inner.clone();
+                hand_back::give(request);
                 ResponseFuture::refused(refusal)
             }
         }

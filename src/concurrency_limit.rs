@@ -70,7 +70,7 @@ use tower_service::Service;
 pub use crate::admission::gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
-    admission::{claim::Claim, gate::Gate},
+    admission::{claim::Claim, gate::Gate, hand_back},
     config::ConcurrencyLimitConfig,
     sync::Arc,
 };
@@ -193,6 +193,7 @@ where
     S: Service<R>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Permit>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -212,7 +213,10 @@ where
                 let permit = Permit::new(Arc::clone(self.claim.limiter()));
                 ResponseFuture::admitted(self.inner.call(request), permit.into())
             }
-            Err(overloaded) => ResponseFuture::refused(overloaded),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded)
+            }
         }
     }
 }

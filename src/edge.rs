@@ -28,7 +28,8 @@
 //! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a
 //! request's extensions; those without one are all the same tenant, which is to say that requests wait in
 //! one line. It is for HTTP and gRPC services: responses tell successes from failures by their
-//! [status](crate::ByStatus). Each part has its own documentation; whoever wants another stack puts it
+//! [status](crate::ByStatus). A request's body is a [`Body`], because that of a rejected HTTP/1 request is
+//! [read before it is answered](crate::respond#unread-bodies); where there is none, an empty `String` will do. Each part has its own documentation; whoever wants another stack puts it
 //! together by hand, in [this order](crate#stacking).
 //!
 //! # Errors, cancellation, cloning
@@ -44,6 +45,7 @@ use std::{
 };
 
 use http::{Request, Response};
+use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -264,11 +266,12 @@ where
     H::Of<Permit>: Hold<S::Response> + From<Permit>,
     H::Of<Running>: Hold<<H::Of<Permit> as Hold<S::Response>>::Response, Response = Response<C>>
         + From<Running>,
+    B: Body + 'static,
 {
     type Response = Response<OverloadBody<C>>;
     type Error = Infallible;
     type Future =
-        OverloadResponseFuture<GatesFuture<S::Future, LongWay<S, Request<B>, H>, Held<E, H>>>;
+        OverloadResponseFuture<GatesFuture<S::Future, LongWay<S, Request<B>, H>, Held<E, H>>, B>;
 
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
@@ -285,14 +288,11 @@ where
                 self.response.around(future, caller)
             }
             Admission::Waits(place) => {
-                let caller = Some(Caller::of(&request));
-                self.response
-                    .around(self.gates.wait(request, place), caller)
+                let caller = Caller::of(&request);
+                let future = self.gates.wait(request, place);
+                self.response.around_waiting(future, caller)
             }
-            Admission::Failed(error) => {
-                let caller = Some(Caller::of(&request));
-                self.response.around(GatesFuture::failed(error), caller)
-            }
+            Admission::Failed(error) => self.response.reject(error, request),
         }
     }
 }

@@ -96,7 +96,7 @@ pub use self::{
 pub use crate::admission::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, ConfigError, Overloaded, Rate, ResponseFuture,
-    admission::{fingerprint::Fingerprint, keyed_buckets::KeyedBuckets},
+    admission::{fingerprint::Fingerprint, hand_back, keyed_buckets::KeyedBuckets},
     config::KeyedRateLimitConfig,
     rate_limit,
     sync::Arc,
@@ -232,6 +232,7 @@ where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     K: Key<R>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -254,7 +255,10 @@ where
         let fresh = self.inner.clone();
         drop(mem::replace(&mut self.inner, fresh));
         match reserved {
-            Err(overloaded) => ResponseFuture::refused(overloaded).into(),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded).into()
+            }
             Ok(reserved) => {
                 let wait = reserved.taken.wait();
                 let put_back = PutBack {

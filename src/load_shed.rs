@@ -63,7 +63,10 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{BoxError, Overloaded, Reason, ResponseFuture, admission::shed};
+use crate::{
+    BoxError, Overloaded, Reason, ResponseFuture,
+    admission::{hand_back, shed},
+};
 
 const NOT_READY: Overloaded =
     Overloaded::new("load_shed", Reason::NotReady, Duration::from_secs(1));
@@ -106,6 +109,7 @@ impl<S, R> Service<R> for LoadShed<S>
 where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -134,7 +138,10 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         match self.take_ready() {
             Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
-            Err(refusal) => ResponseFuture::refused(refusal),
+            Err(refusal) => {
+                hand_back::give(request);
+                ResponseFuture::refused(refusal)
+            }
         }
     }
 }

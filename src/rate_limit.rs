@@ -82,6 +82,7 @@ use crate::{
     admission::{
         bucket::Bucket,
         claim::{Claim, Limiter},
+        hand_back,
     },
     config::RateLimitConfig,
     sync::Arc,
@@ -164,6 +165,7 @@ impl<S, R> Service<R> for RateLimit<S>
 where
     S: Service<R>,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -180,7 +182,10 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         match self.claim.take() {
             Ok(()) => ResponseFuture::admitted(self.inner.call(request), ()),
-            Err(overloaded) => ResponseFuture::refused(overloaded),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded)
+            }
         }
     }
 }

@@ -100,7 +100,9 @@ pub use self::{
 };
 pub use crate::algorithm::levels::{Level, Thresholds};
 use crate::{
-    BoxError, ConfigError, Overloaded, ResponseFuture, channel,
+    BoxError, ConfigError, Overloaded, ResponseFuture,
+    admission::hand_back,
+    channel,
     clock::{self, Now},
     config::SaturationConfig,
     sync::Arc,
@@ -220,6 +222,7 @@ where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     C: ClassifyWork<R>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -244,6 +247,7 @@ where
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
                 self.inner = self.inner.clone();
+                hand_back::give(request);
                 ResponseFuture::refused(refusal)
             }
         }

@@ -17,7 +17,8 @@
 //! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
 //! `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, and
-//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
+//! `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait. `hand_back.rs` is how a
+//! rejected request gets back to the layer that answers the client.
 
 pub(crate) mod age_gate;
 pub(crate) mod bounds;
@@ -29,6 +30,7 @@ pub(crate) mod fair_gate;
 pub(crate) mod fingerprint;
 pub(crate) mod gate;
 pub(crate) mod governor;
+pub(crate) mod hand_back;
 pub(crate) mod keyed_buckets;
 pub(crate) mod keyed_gates;
 #[cfg(all(test, backpressure_loom))]

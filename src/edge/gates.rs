@@ -28,7 +28,7 @@ use crate::{
         claim::Limiter,
         fair_gate::{Arrival, Arrived, End, FairGate},
         governor::Dispatched,
-        shed,
+        hand_back, shed,
     },
     algorithm::fair_queue::Charge,
     clock::Now,
@@ -129,6 +129,7 @@ where
             <H::Of<Permit> as Hold<S::Response>>::Response,
             Response = <Held<E, H> as Hold<S::Response>>::Response,
         > + From<Running>,
+    R: 'static,
 {
     type Response = <Held<E, H> as Hold<S::Response>>::Response;
     type Error = BoxError;
@@ -145,7 +146,10 @@ where
         match self.admit(&request) {
             Admission::Sent(held) => GatesFuture::sent(self.inner.get_mut().call(request), held),
             Admission::Waits(place) => self.wait(request, place),
-            Admission::Failed(error) => GatesFuture::failed(error),
+            Admission::Failed(error) => {
+                hand_back::give(request);
+                GatesFuture::failed(error)
+            }
         }
     }
 }
@@ -161,7 +165,7 @@ pub(super) enum Admission<E, H: HoldKind> {
 impl<S, E, H: HoldKind> GatesService<S, E, H> {
     /// Asks all gates. What it says is to be sent has to be, at once.
     #[inline(always)] // it is all that `call` does, of either service
-    pub(super) fn admit<R>(&mut self, request: &R) -> Admission<E, H>
+    pub(super) fn admit<R: 'static>(&mut self, request: &R) -> Admission<E, H>
     where
         S: Service<R> + Clone,
         S::Error: Into<BoxError>,

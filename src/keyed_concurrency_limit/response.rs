@@ -15,6 +15,7 @@ use crate::{
     admission::{
         claim::Claim,
         gate::Gate,
+        hand_back,
         keyed_gates::{Place, Serving},
     },
 };
@@ -70,10 +71,16 @@ where
         }
     }
 
-    pub(super) fn waiting(inner: S, request: R, mut place: Place) -> Self {
+    pub(super) fn waiting(inner: S, request: R, mut place: Place) -> Self
+    where
+        R: 'static,
+    {
         let claim = match place.wait() {
             Ok(claim) => claim,
-            Err(refusal) => return Self::failed(refusal),
+            Err(refusal) => {
+                hand_back::give(request);
+                return Self::failed(refusal);
+            }
         };
         let waiting = Box::new(Waiting {
             inner,
@@ -90,12 +97,14 @@ impl<S, R> Waiting<S, R>
 where
     S: Service<R>,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Future, Serving), BoxError>> {
         ready!(self.claim.poll_ready(&mut self.inner, cx))?;
         let (request, mut place) = self.request.take().expect("polled after it completed");
         if let Err(refusal) = self.claim.take() {
             place.refused(&refusal);
+            hand_back::give(request);
             return Poll::Ready(Err(refusal));
         }
         let mut serving = place.admitted();
@@ -109,6 +118,7 @@ where
     S: Service<R>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Serving>,
+    R: 'static,
 {
     type Output = Result<H::Response, BoxError>;
 
@@ -121,8 +131,13 @@ where
                 StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
                     Ok(sent) => sent,
                     Err(error) => {
+                        let rejected = waiting.request.take();
                         // It leaves now, whatever becomes of this future.
                         state.set(State::Failed { error: None });
+                        if let Some((request, place)) = rejected {
+                            drop(place);
+                            hand_back::give(request);
+                        }
                         return Poll::Ready(Err(error));
                     }
                 },

@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use super::PutBack;
-use crate::{BoxError, ResponseFuture};
+use crate::{BoxError, ResponseFuture, admission::hand_back};
 
 pin_project! {
     /// The response of the inner service, once its turn has come; or the refusal.
@@ -93,6 +93,7 @@ impl<S, R> Future for KeyedResponseFuture<S, R>
 where
     S: Service<R>,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     type Output = Result<S::Response, BoxError>;
 
@@ -102,7 +103,15 @@ where
         loop {
             let future = match state.as_mut().project() {
                 StateProjection::Called { response } => return response.poll(cx),
-                StateProjection::Waiting { waiting } => ready!(waiting.poll(cx))?,
+                StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
+                    Ok(future) => future,
+                    Err(error) => {
+                        if let Some(request) = waiting.request.take() {
+                            hand_back::give(request);
+                        }
+                        return Poll::Ready(Err(error));
+                    }
+                },
             };
             let response = ResponseFuture::admitted(future, ());
             state.set(State::Called { response });

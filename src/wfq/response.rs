@@ -14,7 +14,10 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Hold, Overloaded, ResponseFuture,
-    admission::fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+    admission::{
+        fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+        hand_back,
+    },
     algorithm::fair_queue::{Charge, Ticket},
     clock::{self, Now},
     hold::sealed::Held,
@@ -208,6 +211,7 @@ where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Running>,
+    R: 'static,
 {
     type Output = Result<H::Response, BoxError>;
 
@@ -220,8 +224,12 @@ where
                 StateProjection::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx)) {
                     Ok(sent) => sent,
                     Err(error) => {
+                        let rejected = waiting.as_mut().project().request.take();
                         // It leaves now, whatever becomes of this future: others wait for its turn.
                         state.set(State::Failed { error: None });
+                        if let Some(request) = rejected {
+                            hand_back::give(request);
+                        }
                         return Poll::Ready(Err(error));
                     }
                 },
