@@ -78,6 +78,7 @@
 //! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |
 //! | `serde` | [`config`]s are read from TOML, JSON and the like, with units: `"100ms"`, `"500/s"` |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |
+//! | `tonic` | connections of a `ConnectionLimit` can be served by tonic 0.14 |
 //! | `ws` (on unless turned off) | refused WebSockets are closed with 1013, instead of failing their handshake |
 //!
 //! Features only ever add: with all of them on, everything works as without them.
