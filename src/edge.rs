@@ -25,9 +25,43 @@
 //! The age of a request counts from when it gets here, or from its [`SubmittedAt`](crate::SubmittedAt) if
 //! it has been stamped further out; a stamp of its own would say no more than the fair queue knows.
 //!
+//! # Tenants
 //! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a
 //! request's extensions; those without one are all the same tenant, which is to say that requests wait in
-//! one line. It is for HTTP and gRPC services: responses tell successes from failures by their
+//! one line.
+//!
+//! **What puts it there has to be outside the edge.** A tonic interceptor that is given to a service
+//! (`HealthServer::with_interceptor`) is inside every layer of the server, and then all requests are anonymous. Make a layer
+//! of it, and put it before the edge: of a tonic server, as of a `ServiceBuilder`, the layer that is added first is the
+//! outermost.
+//!
+//! ```
+//! use tonic::{Request, Status, service::InterceptorLayer, transport::Server};
+//! use tower_backpressure::{WfqConfig, WfqLayer, edge, wfq::{FromExtension, TenantId}};
+//!
+//! fn authenticate(mut request: Request<()>) -> Result<Request<()>, Status> {
+//!     let token = request.metadata().get("authorization").and_then(|token| token.to_str().ok());
+//!     let customer = match token {
+//!         Some("Bearer secret") => "acme", // look it up
+//!         _ => return Err(Status::unauthenticated("who is it?")),
+//!     };
+//!     request.extensions_mut().insert(TenantId::new(customer));
+//!     Ok(request)
+//! }
+//!
+//! let config = WfqConfig::default().weight("acme", 10);
+//! let server = Server::builder()
+//!     .layer(InterceptorLayer::new(authenticate)) // first, so outermost
+//!     .layer(edge().wfq(WfqLayer::new(config, FromExtension)));
+//! # let _ = server;
+//! ```
+//!
+//! In axum the layer that is added *last* is the outermost: `Router::layer(edge()).layer(authenticate)`. A queue that has
+//! weights, and in which none of a hundred requests had a tenant, says so in the log, once;
+//! [`wfq::Snapshot::anonymous`](crate::wfq::Snapshot::anonymous) counts them.
+//!
+//! # Requests and responses
+//! It is for HTTP and gRPC services: responses tell successes from failures by their
 //! [status](crate::ByStatus). A request's body is a [`Body`], because that of a rejected HTTP/1 request is
 //! [read before it is answered](crate::respond#unread-bodies); where there is none, an empty `String` will do. Each part has its own documentation; whoever wants another stack puts it
 //! together by hand, in [this order](crate#stacking).
