@@ -456,7 +456,7 @@ async fn a_queue_with_weights_says_once_that_no_request_has_a_tenant() {
         let handle = layer.handle();
         listen({
             let handle = handle.clone();
-            move || drop(handle.snapshot())
+            move || _ = handle.snapshot()
         });
         let service = layer.layer(service_fn(|_: Option<&'static str>| async {
             Ok::<_, BoxError>(())

@@ -444,10 +444,10 @@ async fn what_need_not_or_must_not_be_read_is_answered_at_once() {
     type Change = fn(&mut Request<Upload>);
     let changes: [(&str, Change); 4] = [
         ("HTTP/2", |request| {
-            *request.version_mut() = ::http::Version::HTTP_2
+            *request.version_mut() = ::http::Version::HTTP_2;
         }),
         ("HTTP/3", |request| {
-            *request.version_mut() = ::http::Version::HTTP_3
+            *request.version_mut() = ::http::Version::HTTP_3;
         }),
         ("the client waits for permission", |request| {
             let value = ::http::HeaderValue::from_static("100-Continue");
