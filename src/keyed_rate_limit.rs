@@ -36,7 +36,8 @@
 //! # Behaviour
 //! The key is whatever a function makes of the request: anything that can be hashed. Take it from
 //! something that the client cannot choose, such as a verified identity or the peer's address: whoever
-//! can make up keys has as many quotas as keys. Requests without a key (`None`) share one bucket.
+//! can make up keys has as many quotas as keys. [`client_addr`](crate::client_addr) finds the address, also behind proxies,
+//! and takes all addresses of one IPv6 network for one client. Requests without a key (`None`) share one bucket.
 //!
 //! Each key has a [token bucket](crate::rate_limit) of its own, which is full at first. A request
 //! without a token is refused in `call`, which gives back what the inner service had reserved. The layer

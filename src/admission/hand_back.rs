@@ -42,6 +42,13 @@ pub(crate) fn want() -> Wanting {
     }
 }
 
+/// From now on, no request is handed back, until this is dropped. What was handed back before is kept.
+pub(crate) fn ignore() -> Wanting {
+    Wanting {
+        outer: SLOT.replace(Slot::NotWanted),
+    }
+}
+
 /// A guard and not a function around the call, as in [`clock::pass`](crate::clock::pass).
 #[must_use = "requests are handed back until this is dropped"]
 pub(crate) struct Wanting {
@@ -96,6 +103,10 @@ mod tests {
         assert_eq!(inner.take(), Some(2_u8));
         assert!(!outer.is_given());
         give(4_u8);
+        assert!(outer.is_given());
+        let ignoring = ignore();
+        give(5_u8);
+        drop(ignoring);
         assert!(outer.is_given());
         assert_eq!(outer.take(), Some(4_u8));
     }

@@ -27,7 +27,7 @@ use tower::{Layer, ServiceExt};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer, SaturationLayer,
-    SubmittedAt, WfqConfig, WfqLayer, edge, wfq::FromExtension,
+    ShadowLayer, SubmittedAt, WfqConfig, WfqLayer, edge, wfq::FromExtension,
 };
 
 use super::*;
@@ -366,6 +366,16 @@ async fn layers_in_between_do_not_keep_the_body_back() {
             async move { rejects.boxed().oneshot(request).await }
         }));
     reads("in a future", service).await;
+}
+
+/// What they reject is a likeness of the request, after the real one was.
+#[tokio::test(start_paused = true)]
+async fn layers_on_trial_do_not_take_the_place_of_the_real_request() {
+    let limit = ConcurrencyLimitLayer::new(1).max_waiting(0);
+    let _held = limit.handle().try_acquire().unwrap();
+    let trial = ShadowLayer::new(limit.clone());
+    reads("shadow", layer().layer(trial.layer(limit.layer(Unreached)))).await;
+    assert_eq!(trial.handle().snapshot().refused, 1);
 }
 
 async fn rejected(layer: OverloadResponseLayer, request: Request<Upload>) -> Duration {
