@@ -505,7 +505,7 @@ where
 
 impl<S> OverloadResponse<S> {
     /// Calls the inner service with a request whose body is to be read if the request is rejected.
-    #[inline(never)] // most requests have no body, and for those `call` stays small
+    #[inline]
     fn call_watched<B>(&mut self, request: Request<B>) -> OverloadResponseFuture<S::Future, B>
     where
         S: Service<Request<B>>,
