@@ -1,25 +1,31 @@
-//! An axum server with the whole stack, and a health route outside it.
+//! An axum server with the whole stack and a rate for each client, that strangers can reach.
 //!
-//! `cargo run --release --features axum --example axum_server -- --addr 127.0.0.1:3000`
+//! `cargo run --release --features net --example axum_server -- --addr 127.0.0.1:3000`
 //!
 //! Ask for more than it can do, and look at what it makes of it:
 //!
 //! ```sh
 //! wrk -c 400 -t 2 -d 10s 'http://127.0.0.1:3000/work?ms=50'
-//! curl http://127.0.0.1:3000/health
+//! curl http://127.0.0.1:3001/health
 //! ```
 //!
-//! At most 100 requests are in flight, and 4000 connections are open.
+//! At most 100 requests are in flight, 4000 connections are open, and a client may send 2000 requests a second.
+
+mod serve;
 
 use std::{error::Error, time::Duration};
 
-use axum::{Router, extract::Query, routing::get};
-use serde::Deserialize;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
+use axum::{
+    Router,
+    extract::{Query, Request},
+    routing::get,
 };
-use tower_backpressure::{AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, ConnectionLimit, edge};
+use serde::Deserialize;
+use tower::ServiceBuilder;
+use tower_backpressure::{
+    AdaptiveConcurrencyLayer, KeyedRateLimitLayer, OverloadResponseLayer, Rate,
+    client_addr::ClientAddr, edge,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -27,34 +33,30 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let edge = edge().adaptive(limit).hold_until_body_end();
     let handle = edge.handle();
 
-    let app = Router::new()
-        .route("/work", get(work))
-        .layer(edge)
-        // Added after the layer, so outside it: whoever asks for this wants to know about the server, not to use it.
-        .route(
-            "/health",
-            get(move || {
-                let (codel, limit) = (handle.codel.snapshot(), handle.adaptive.snapshot().permits);
-                let text = format!(
-                    "{} of {} in flight, {} refused, overloaded: {}\n",
-                    limit.in_flight,
-                    limit.limit,
-                    codel.rejected.total(),
-                    codel.overloaded
-                );
-                async { text }
-            }),
-        );
+    // Behind a proxy, all clients would have the proxy's address: `ClientAddr::behind(["10.0.0.0/8"])?`.
+    let client = ClientAddr::peer();
+    let rate = Rate::per_second(2000).burst(4000);
+    let per_client = KeyedRateLimitLayer::new(rate, move |request: &Request| client.key(request));
 
-    let connections = ConcurrencyLimitLayer::new(4000).name("connections");
-    let listener = TcpListener::bind(addr()?).await?;
-    println!("listening on http://{}", listener.local_addr()?);
-    let listener = ConnectionLimit::new(listener, connections.handle());
-    axum::serve(listener, app)
-        .with_graceful_shutdown(shutdown())
-        .await?;
-    println!("stopped");
-    Ok(())
+    let app = Router::new().route("/work", get(work)).layer(edge).layer(
+        ServiceBuilder::new()
+            .layer(OverloadResponseLayer::new()) // 429, and when to come back
+            .layer(per_client),
+    );
+
+    let listener = serve::listen().await?;
+    serve::health(listener.local_addr()?, move || {
+        let (codel, limit) = (handle.codel.snapshot(), handle.adaptive.snapshot().permits);
+        format!(
+            "{} of {} in flight, {} refused, overloaded: {}\n",
+            limit.in_flight,
+            limit.limit,
+            codel.rejected.total(),
+            codel.overloaded
+        )
+    })
+    .await?;
+    serve::serve(listener, app).await
 }
 
 #[derive(Deserialize)]
@@ -65,23 +67,4 @@ struct Work {
 async fn work(Query(work): Query<Work>) -> String {
     tokio::time::sleep(Duration::from_millis(work.ms.min(10_000))).await;
     format!("worked for {} ms\n", work.ms)
-}
-
-/// What follows `--addr`.
-fn addr() -> Result<String, Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    match (args.next().as_deref(), args.next()) {
-        (None, _) => Ok("127.0.0.1:3000".into()),
-        (Some("--addr"), Some(addr)) => Ok(addr),
-        _ => Err("usage: [--addr ADDRESS:PORT]".into()),
-    }
-}
-
-/// Ctrl-C, or SIGTERM.
-async fn shutdown() {
-    let mut terminate = signal(SignalKind::terminate()).expect("a handler for SIGTERM");
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
 }

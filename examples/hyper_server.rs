@@ -8,6 +8,8 @@
 //!
 //! Requests are stamped when hyper has decoded them, so the time that they wait for the limit counts towards their age.
 
+mod serve;
+
 use std::{convert::Infallible, error::Error, time::Duration};
 
 use bytes::Bytes;
@@ -19,20 +21,17 @@ use hyper_util::{
     server::{conn::auto::Builder, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::{
-    net::TcpListener,
-    pin,
-    signal::unix::{SignalKind, signal},
-};
+use tokio::{pin, time::timeout};
 use tower::{ServiceBuilder, service_fn};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ByStatus, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer,
-    ConnectionLimit, OverloadResponseLayer, submitted_at::StampDecoded,
+    AdaptiveConcurrencyLayer, ByStatus, CoDelConfig, CoDelLayer, OverloadResponseLayer,
+    submitted_at::StampDecoded,
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let limit = AdaptiveConcurrencyLayer::vegas().limits(1, 20, 100);
+    let handle = limit.handle();
     let service = ServiceBuilder::new()
         .layer(OverloadResponseLayer::new())
         .layer(CoDelLayer::new(CoDelConfig::default()).hold_until_body_end())
@@ -41,19 +40,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let service = StampDecoded::new(TowerToHyperService::new(service));
 
     let mut server = Builder::new(TokioExecutor::new());
-    // Who takes longer than this for the head of a request is not going to send one. It needs a timer.
+    // The listener has seen to the first head; this is for the next ones. It does nothing without a timer.
     (server.http1().timer(TokioTimer::new())).header_read_timeout(Duration::from_secs(5));
     (server.http2().timer(TokioTimer::new()))
         .max_concurrent_streams(100)
         .keep_alive_interval(Duration::from_secs(20));
 
-    let connections = ConcurrencyLimitLayer::new(4000).name("connections");
-    let listener = TcpListener::bind(addr()?).await?;
-    let listener = ConnectionLimit::new(listener, connections.handle());
-    println!("listening on http://{}", listener.local_addr()?);
+    let listener = serve::listen().await?;
+    serve::health(listener.local_addr()?, move || {
+        let limit = handle.snapshot().permits;
+        format!("{} of {} in flight\n", limit.in_flight, limit.limit)
+    })
+    .await?;
 
     let graceful = GracefulShutdown::new();
-    let shutdown = shutdown();
+    let shutdown = serve::shutdown();
     pin!(shutdown);
     loop {
         let accepted = tokio::select! {
@@ -74,7 +75,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let _ = connection.await; // a client that went away
         });
     }
-    graceful.shutdown().await;
+    let end = Duration::from_secs(20); // less than the platform gives, which is often 30 s
+    let _ = timeout(end, graceful.shutdown()).await;
     println!("stopped");
     Ok(())
 }
@@ -94,23 +96,4 @@ async fn work(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infal
             response
         }
     })
-}
-
-/// What follows `--addr`.
-fn addr() -> Result<String, Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    match (args.next().as_deref(), args.next()) {
-        (None, _) => Ok("127.0.0.1:3000".into()),
-        (Some("--addr"), Some(addr)) => Ok(addr),
-        _ => Err("usage: [--addr ADDRESS:PORT]".into()),
-    }
-}
-
-/// Ctrl-C, or SIGTERM.
-async fn shutdown() {
-    let mut terminate = signal(SignalKind::terminate()).expect("a handler for SIGTERM");
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
 }

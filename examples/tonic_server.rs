@@ -1,27 +1,24 @@
 //! A tonic server with the whole stack: the gRPC health service, and plain HTTP beside it.
 //!
-//! `cargo run --release --example tonic_server -- --addr 127.0.0.1:3000`
+//! `cargo run --release --features tonic --example tonic_server -- --addr 127.0.0.1:3000`
 //!
 //! ```sh
 //! curl --http2-prior-knowledge 'http://127.0.0.1:3000/work?ms=50'
 //! nghttp -n -m 500 'http://127.0.0.1:3000/work?ms=50'   # 500 requests at once
 //! grpcurl -plaintext 127.0.0.1:3000 grpc.health.v1.Health/Check
+//! curl http://127.0.0.1:3001/health
 //! ```
 //!
 //! A client that is refused sees RESOURCE_EXHAUSTED and when to come back; one that speaks HTTP sees 503.
 
+mod serve;
+
 use std::{error::Error, time::Duration};
 
 use axum::{extract::Query, routing::get};
+use futures_util::stream;
 use serde::Deserialize;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-};
-use tonic::{
-    service::Routes,
-    transport::{Server, server::TcpIncoming},
-};
+use tonic::{service::Routes, transport::Server};
 use tower_backpressure::{AdaptiveConcurrencyLayer, WfqConfig, WfqLayer, edge, wfq};
 
 #[tokio::main]
@@ -35,17 +32,33 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .wfq(WfqLayer::new(config, by_service))
         .adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 20, 100))
         .hold_until_body_end();
+    let handle = edge.handle();
 
     let http = Routes::new(health)
         .into_axum_router()
         .route("/work", get(work));
 
-    let listener = TcpListener::bind(addr()?).await?;
-    println!("listening on http://{}", listener.local_addr()?);
+    let listener = serve::listen().await?;
+    serve::health(listener.local_addr()?, move || {
+        let limit = handle.adaptive.snapshot().permits;
+        format!("{} of {} in flight\n", limit.in_flight, limit.limit)
+    })
+    .await?;
+    let incoming = stream::unfold(listener, |listener| async {
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        if accepted.is_err() {
+            tokio::time::sleep(Duration::from_secs(1)).await; // no file descriptor is left, say
+        }
+        Some((accepted, listener))
+    });
     Server::builder()
+        // The listener has seen to the first call. Then a client may be idle, but not gone, and not for ever.
+        .http2_keepalive_interval(Some(Duration::from_secs(20)))
+        .max_connection_age(Duration::from_secs(300))
+        .max_concurrent_streams(100)
         .layer(edge)
         .add_routes(http.into())
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown())
+        .serve_with_incoming_shutdown(incoming, serve::shutdown())
         .await?;
     println!("stopped");
     Ok(())
@@ -59,23 +72,4 @@ struct Work {
 async fn work(Query(work): Query<Work>) -> String {
     tokio::time::sleep(Duration::from_millis(work.ms.min(10_000))).await;
     format!("worked for {} ms\n", work.ms)
-}
-
-/// What follows `--addr`.
-fn addr() -> Result<String, Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    match (args.next().as_deref(), args.next()) {
-        (None, _) => Ok("127.0.0.1:3000".into()),
-        (Some("--addr"), Some(addr)) => Ok(addr),
-        _ => Err("usage: [--addr ADDRESS:PORT]".into()),
-    }
-}
-
-/// Ctrl-C, or SIGTERM.
-async fn shutdown() {
-    let mut terminate = signal(SignalKind::terminate()).expect("a handler for SIGTERM");
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
 }

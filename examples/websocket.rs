@@ -1,9 +1,11 @@
 //! An axum server with WebSockets: two may be open, and the next is closed with 1013 and told when to come back.
 //!
-//! `cargo run --release --example websocket -- --addr 127.0.0.1:3000`, and open http://127.0.0.1:3000 in a browser.
+//! `cargo run --release --features net --example websocket -- --addr 127.0.0.1:3000`, and open http://127.0.0.1:3000 in a browser.
 //!
 //! The page opens three sockets. A browser would say of a handshake that is refused only that it failed (1006); of a
 //! socket that is closed its script learns the code and the reason.
+
+mod serve;
 
 use std::{error::Error, time::Duration};
 
@@ -17,10 +19,6 @@ use axum::{
     routing::get,
 };
 use serde::Deserialize;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-};
 use tower::ServiceBuilder;
 use tower_backpressure::{
     ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, hold::KeepPermits,
@@ -29,6 +27,7 @@ use tower_backpressure::{
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let sockets = ConcurrencyLimitLayer::new(2).name("sockets");
+    let handle = sockets.handle();
     let app = Router::new()
         .route("/socket", get(socket))
         .route("/work", get(work))
@@ -40,13 +39,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         )
         .route("/", get(|| async { Html(PAGE) }));
 
-    let listener = TcpListener::bind(addr()?).await?;
-    println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app)
-        .with_graceful_shutdown(shutdown())
-        .await?;
-    println!("stopped");
-    Ok(())
+    let listener = serve::listen().await?;
+    serve::health(listener.local_addr()?, move || {
+        let sockets = handle.snapshot();
+        format!("{} of {} sockets open\n", sockets.in_flight, sockets.limit)
+    })
+    .await?;
+    serve::serve(listener, app).await
 }
 
 /// The response to a handshake ends at once, and the socket goes on: it takes the permit along.
@@ -89,23 +88,4 @@ struct Work {
 async fn work(Query(work): Query<Work>) -> String {
     tokio::time::sleep(Duration::from_millis(work.ms.min(10_000))).await;
     format!("worked for {} ms\n", work.ms)
-}
-
-/// What follows `--addr`.
-fn addr() -> Result<String, Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    match (args.next().as_deref(), args.next()) {
-        (None, _) => Ok("127.0.0.1:3000".into()),
-        (Some("--addr"), Some(addr)) => Ok(addr),
-        _ => Err("usage: [--addr ADDRESS:PORT]".into()),
-    }
-}
-
-/// Ctrl-C, or SIGTERM.
-async fn shutdown() {
-    let mut terminate = signal(SignalKind::terminate()).expect("a handler for SIGTERM");
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
 }

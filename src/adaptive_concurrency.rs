@@ -112,6 +112,7 @@ use crate::{
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
+        hand_back,
         handover::Handover,
         nested::LimiterId,
     },
@@ -300,6 +301,7 @@ where
     S::Error: Into<BoxError>,
     C: Classify<S::Response>,
     H: Hold<S::Response> + From<Permit>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -328,7 +330,10 @@ where
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, sampling, handover.end())
             }
-            Err(overloaded) => ResponseFuture::refused(overloaded),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded)
+            }
         }
     }
 }

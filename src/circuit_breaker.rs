@@ -100,7 +100,7 @@ use crate::{
     BoxError, ByResult, Classify, ConfigError, ResponseFuture,
     admission::{
         circuit::{Circuit, Pass},
-        shed,
+        hand_back, shed,
     },
     algorithm::breaker::After,
     sync::Arc,
@@ -196,6 +196,7 @@ where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     C: Classify<S::Response>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -215,6 +216,7 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         if let Some(after) = self.refusing.take() {
+            hand_back::give(request);
             return ResponseFuture::refused(self.layer.circuit.refuse(after));
         }
         match Pass::enter(&self.layer.circuit) {
@@ -225,6 +227,7 @@ where
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
                 self.inner = self.inner.clone();
+                hand_back::give(request);
                 ResponseFuture::refused(refusal)
             }
         }

@@ -139,7 +139,7 @@ pub use crate::admission::age_gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
-    admission::{age_gate::AgeGate, handover::Handover, shed},
+    admission::{age_gate::AgeGate, hand_back, handover::Handover, shed},
     clock::{self, Clock, Now},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
@@ -272,6 +272,7 @@ where
     S::Error: Into<BoxError>,
     E: ExtractSubmittedAt<R>,
     H: Hold<S::Response> + From<Permit>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -325,6 +326,7 @@ where
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
                 self.inner = self.inner.clone();
+                hand_back::give(request);
                 ResponseFuture::refused(refusal)
             }
         }

@@ -76,7 +76,7 @@ use tower_service::Service;
 pub use crate::admission::gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
-    admission::{claim::Claim, gate::Gate, handover::Handover},
+    admission::{claim::Claim, gate::Gate, hand_back, handover::Handover},
     config::ConcurrencyLimitConfig,
     sync::Arc,
 };
@@ -199,6 +199,7 @@ where
     S: Service<R>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Permit>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -220,7 +221,10 @@ where
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, permit.into(), handover.end())
             }
-            Err(overloaded) => ResponseFuture::refused(overloaded),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded)
+            }
         }
     }
 }

@@ -28,10 +28,45 @@
 //! The age of a request counts from when it gets here, or from its [`SubmittedAt`](crate::SubmittedAt) if
 //! it has been stamped further out; a stamp of its own would say no more than the fair queue knows.
 //!
+//! # Tenants
 //! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a
 //! request's extensions; those without one are all the same tenant, which is to say that requests wait in
-//! one line. It is for HTTP and gRPC services: responses tell successes from failures by their
-//! [status](crate::ByStatus). Each part has its own documentation; another stack can be put
+//! one line.
+//!
+//! **What puts it there has to be outside the edge.** A tonic interceptor that is given to a service
+//! (`HealthServer::with_interceptor`) is inside every layer of the server, and then all requests are anonymous. Make a layer
+//! of it, and put it before the edge: of a tonic server, as of a `ServiceBuilder`, the layer that is added first is the
+//! outermost.
+//!
+//! ```
+//! use tonic::{Request, Status, service::InterceptorLayer, transport::Server};
+//! use tower_backpressure::{WfqConfig, WfqLayer, edge, wfq::{FromExtension, TenantId}};
+//!
+//! fn authenticate(mut request: Request<()>) -> Result<Request<()>, Status> {
+//!     let token = request.metadata().get("authorization").and_then(|token| token.to_str().ok());
+//!     let customer = match token {
+//!         Some("Bearer secret") => "acme", // look it up
+//!         _ => return Err(Status::unauthenticated("who is it?")),
+//!     };
+//!     request.extensions_mut().insert(TenantId::new(customer));
+//!     Ok(request)
+//! }
+//!
+//! let config = WfqConfig::default().weight("acme", 10);
+//! let server = Server::builder()
+//!     .layer(InterceptorLayer::new(authenticate)) // first, so outermost
+//!     .layer(edge().wfq(WfqLayer::new(config, FromExtension)));
+//! # let _ = server;
+//! ```
+//!
+//! In axum the layer that is added *last* is the outermost: `Router::layer(edge()).layer(authenticate)`. A queue that has
+//! weights, and in which none of a hundred requests had a tenant, says so in the log, once;
+//! [`wfq::Snapshot::anonymous`](crate::wfq::Snapshot::anonymous) counts them.
+//!
+//! # Requests and responses
+//! It is for HTTP and gRPC services: responses tell successes from failures by their
+//! [status](crate::ByStatus). A request's body is a [`Body`], because that of a rejected HTTP/1 request is
+//! [read before it is answered](crate::respond#unread-bodies); where there is none, an empty `String` will do. Each part has its own documentation; another stack can be put
 //! together by hand, in [this order](crate#stacking).
 //!
 //! # Errors, cancellation, cloning
@@ -52,6 +87,7 @@ use std::{
 };
 
 use http::{Request, Response};
+use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -292,11 +328,12 @@ where
     H::Of<Permit>: Hold<S::Response> + From<Permit>,
     H::Of<Running>: Hold<<H::Of<Permit> as Hold<S::Response>>::Response, Response = Response<C>>
         + From<Running>,
+    B: Body + 'static,
 {
     type Response = Response<OverloadBody<C>>;
     type Error = Infallible;
     type Future =
-        OverloadResponseFuture<GatesFuture<S::Future, LongWay<S, Request<B>, H>, Held<E, H>>>;
+        OverloadResponseFuture<GatesFuture<S::Future, LongWay<S, Request<B>, H>, Held<E, H>>, B>;
 
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
@@ -316,14 +353,11 @@ where
                 self.response.around(future, caller)
             }
             Admission::Waits(place) => {
-                let caller = Some(Caller::of(&request));
-                self.response
-                    .around(self.gates.wait(request, place), caller)
+                let caller = Caller::of(&request);
+                let future = self.gates.wait(request, place);
+                self.response.around_waiting(future, caller)
             }
-            Admission::Failed(error) => {
-                let caller = Some(Caller::of(&request));
-                self.response.around(GatesFuture::failed(error), caller)
-            }
+            Admission::Failed(error) => self.response.reject(error, request),
         }
     }
 }

@@ -77,7 +77,10 @@ use tower_service::Service;
 pub use crate::admission::circuits::Snapshot;
 use crate::{
     BoxError, ByResult, CircuitBreakerConfig, Classify, ConfigError, ResponseFuture,
-    admission::circuits::{Circuits, KeyedPass},
+    admission::{
+        circuits::{Circuits, KeyedPass},
+        hand_back,
+    },
     circuit_breaker::{CircuitResponseFuture, Judging, State},
     config::KeyedCircuitBreakerConfig,
     sync::Arc,
@@ -194,6 +197,7 @@ where
     F: Fn(&R) -> Option<K>,
     K: Hash,
     C: Classify<S::Response>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -216,6 +220,7 @@ where
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
                 self.inner = self.inner.clone();
+                hand_back::give(request);
                 ResponseFuture::refused(refusal)
             }
         }

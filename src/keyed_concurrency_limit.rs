@@ -79,6 +79,7 @@ pub use crate::admission::keyed_gates::{KeySnapshot, Snapshot, Totals};
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
+        hand_back,
         handover::Handover,
         keyed_gates::{KeyedGates, Place, Serving},
         nested, shed,
@@ -228,6 +229,7 @@ where
     F: Fn(&R) -> Option<K>,
     K: Hash,
     H: Hold<S::Response> + From<Serving>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -257,6 +259,7 @@ where
                     // Whatever it has reserved goes with it.
                     self.inner = self.inner.clone();
                     if let Poll::Ready(Err(error)) = polled {
+                        hand_back::give(request);
                         return KeyedLimitResponseFuture::failed(error.into());
                     }
                     serving.take_back()

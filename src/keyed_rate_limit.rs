@@ -36,7 +36,8 @@
 //! # Behaviour
 //! The key is whatever a function makes of the request: anything that can be hashed. Take it from
 //! something that the client cannot choose, such as a verified identity or the peer's address: whoever
-//! can make up keys has as many quotas as keys. Requests without a key (`None`) share one bucket.
+//! can make up keys has as many quotas as keys. [`client_addr`](crate::client_addr) finds the address, also behind proxies,
+//! and takes all addresses of one IPv6 network for one client. Requests without a key (`None`) share one bucket.
 //!
 //! Each key has a [token bucket](crate::rate_limit) of its own, which is full at first. A request
 //! without a token is refused in `call`, which gives back what the inner service had reserved. The layer
@@ -105,7 +106,9 @@ pub use self::{
 pub use crate::admission::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, ConfigError, Overloaded, Rate, ResponseFuture,
-    admission::{fingerprint::Fingerprint, handover::Handover, keyed_buckets::KeyedBuckets},
+    admission::{
+        fingerprint::Fingerprint, hand_back, handover::Handover, keyed_buckets::KeyedBuckets,
+    },
     config::KeyedRateLimitConfig,
     rate_limit,
     sync::Arc,
@@ -241,6 +244,7 @@ where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     K: Key<R>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -265,7 +269,10 @@ where
         let fresh = self.inner.clone();
         drop(mem::replace(&mut self.inner, fresh));
         match reserved {
-            Err(overloaded) => ResponseFuture::refused(overloaded).into(),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded).into()
+            }
             Ok(reserved) => {
                 let wait = reserved.taken.wait();
                 let put_back = PutBack {

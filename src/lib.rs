@@ -50,6 +50,7 @@
 //! | all of that in one line | [`edge()`](fn@edge) |
 //! | to know what a layer would refuse before it does | [`ShadowLayer`] around it, or [`Edge::shadow`] |
 //! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
+//! | whose request it is, by address, also behind a proxy | [`client_addr`], for the keyed layers |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a client that tries again what was refused, when it makes sense and no more often | `RetryPolicy` (feature `retry`) |
 //! | to see all of it in Prometheus, or wherever your metrics go | `Metrics` (feature `metrics`): [`observe`] |
@@ -72,7 +73,7 @@
 //! # Features
 //! | feature | adds |
 //! | --- | --- |
-//! | `axum` | `ConnectionLimit` is a listener for `axum::serve` |
+//! | `axum` | `ConnectionLimit` is a listener for `axum::serve`, and [`PeerAddr`] its connect info |
 //! | `hyper` | `submitted_at::StampDecoded`: stamps a request at the moment hyper has decoded it |
 //! | `metrics` | `observe::Metrics`: the numbers of all layers, for Prometheus and for the `metrics` crate |
 //! | `net` | `ConnectionLimit`: no more connections are accepted than may be open |
@@ -80,6 +81,7 @@
 //! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |
 //! | `serde` | [`config`]s are read from TOML, JSON and the like, with units: `"100ms"`, `"500/s"` |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |
+//! | `tonic` | connections of a `ConnectionLimit` can be served by tonic 0.14 |
 //! | `ws` (on unless turned off) | refused WebSockets are closed with 1013, instead of failing their handshake |
 //!
 //! Features only ever add: with all of them on, everything works as without them.
@@ -112,6 +114,7 @@ mod algorithm;
 pub mod channel;
 pub mod circuit_breaker;
 mod classify;
+pub mod client_addr;
 mod clock;
 pub mod codel;
 pub mod concurrency_limit;
@@ -146,6 +149,7 @@ pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Li
 pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits};
 pub use circuit_breaker::{CircuitBreaker, CircuitBreakerConfig, CircuitBreakerLayer};
 pub use classify::{ByResult, ByStatus, Classify, Outcome};
+pub use client_addr::PeerAddr;
 pub use clock::Clock;
 pub use codel::{CoDel, CoDelConfig, CoDelLayer};
 pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};

@@ -69,6 +69,7 @@ use tower_service::Service;
 use crate::{
     BoxError, Overloaded, Reason, ResponseFuture,
     admission::{
+        hand_back,
         handover::Handover,
         shed::{self, Offer},
     },
@@ -117,6 +118,7 @@ impl<S, R> Service<R> for LoadShed<S>
 where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -151,7 +153,10 @@ where
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, (), handover.end())
             }
-            Err(refusal) => ResponseFuture::refused(refusal),
+            Err(refusal) => {
+                hand_back::give(request);
+                ResponseFuture::refused(refusal)
+            }
         }
     }
 }

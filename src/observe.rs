@@ -133,6 +133,7 @@
 //! | WARN | `saturation has risen` | `Saturation` | which `probe`, its `ratio`, the levels `from` and `to` |
 //! | INFO | `saturation has fallen` | the same | the same |
 //! | ERROR | `a saturation probe panicked` | the same, once until none does | `probe` |
+//! | WARN | `no request has a tenant, although there are weights for some` | `Wfq`, once, when a hundred requests or more were `served` | how many were `served` |
 //! | ERROR | `request failed` | `OverloadResponse`, where it answers for a service that fails | `error` |
 //!
 //! A flood of refusals is a few lines: one when it begins, at most one in ten seconds while it goes on, and one

@@ -83,6 +83,7 @@ use crate::{
     admission::{
         bucket::Bucket,
         claim::{Claim, Limiter},
+        hand_back,
         handover::Handover,
     },
     config::RateLimitConfig,
@@ -166,6 +167,7 @@ impl<S, R> Service<R> for RateLimit<S>
 where
     S: Service<R>,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -186,7 +188,10 @@ where
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, (), handover.end())
             }
-            Err(overloaded) => ResponseFuture::refused(overloaded),
+            Err(overloaded) => {
+                hand_back::give(request);
+                ResponseFuture::refused(overloaded)
+            }
         }
     }
 }

@@ -42,6 +42,21 @@
 //! `x-rejected: further-in`: the request had been started. Without it, an answer to a rejection says that nothing
 //! was done, and clients that know that, as those with a `RetryPolicy`, send any request again.
 //!
+//! # Unread bodies
+//! An HTTP/1 connection on which a body was not read to its end has to be closed, and a client that is still sending the
+//! body then sees a broken connection and not the answer. So before it answers a request that was rejected, this layer
+//! reads and discards what comes: at most 64 KiB, for at most 100 ms ([`drain_body`](OverloadResponseLayer::drain_body)).
+//! The connection can be used again after that. It answers at once
+//! - on HTTP/2 and later, where a stream can end early,
+//! - if the body is at its end, as that of every `GET`,
+//! - if the client has announced more than 64 KiB: some of those clients will not see the answer,
+//! - if the client waits for permission to send the body (`expect: 100-continue`), which this answer denies.
+//!
+//! It gets the body from the layers of this crate that reject a request. It does not get it if another task rejects the
+//! request (behind a `Buffer`), or if a layer in between gives the request a body of another type.
+//!
+//! So a request's body has to be a [`Body`]. A `()` is none: in a test, take a `Request<String>`.
+//!
 //! # Errors
 //! None. An error of the inner service that is no `Overloaded`, nor has one as its source, is logged and
 //! answered with 500 (`INTERNAL`, `internal`), without a word of what it was;
@@ -50,7 +65,8 @@
 //!
 //! # Cancellation
 //! Nothing is held. A WebSocket is closed in a task of its own, which ends after two seconds at the
-//! latest; there are at most 1024 of them in a process, and past that it is a plain 503.
+//! latest; there are at most 1024 of them in a process, and past that it is a plain 503. While the body of a rejected
+//! request is read, nothing is held for the request any more.
 //!
 //! # Cloning
 //! Clones share their settings.
@@ -61,6 +77,7 @@ mod encode;
 mod grpc;
 mod http;
 mod protocol;
+mod unread;
 #[cfg(feature = "ws")]
 mod websocket;
 
@@ -68,6 +85,7 @@ use std::{
     convert::Infallible,
     fmt,
     future::Future,
+    mem,
     ops::Deref,
     pin::Pin,
     sync::{Arc, LazyLock},
@@ -77,15 +95,18 @@ use std::{
 
 use ::http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use bytes::Bytes;
+use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
 pub(crate) use self::protocol::Caller;
+use self::unread::{Unread, is_unread};
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
 use crate::{
     BoxError, Overloaded, Reason,
     admission::{
+        hand_back,
         handover::{Handover, KeptBack},
         response::pass_on,
     },
@@ -134,6 +155,7 @@ struct Settings {
     unavailable: bool,
     respond: Option<Arc<Respond>>,
     on_error: Option<Arc<OnError>>,
+    drain: Option<unread::Bounds>,
     #[cfg(feature = "ws")]
     closing: Arc<websocket::Closing>,
 }
@@ -149,6 +171,7 @@ impl Default for Settings {
             unavailable: false,
             respond: None,
             on_error: None,
+            drain: Some(unread::Bounds::default()),
             #[cfg(feature = "ws")]
             closing: Arc::default(),
         }
@@ -175,12 +198,48 @@ impl OverloadResponseLayer {
 
     /// Answers what this future fails with. The caller has to be known unless it cannot fail.
     #[inline]
-    pub(crate) fn around<F>(&self, future: F, caller: Option<Caller>) -> OverloadResponseFuture<F> {
+    pub(crate) fn around<F, B>(
+        &self,
+        future: F,
+        caller: Option<Caller>,
+    ) -> OverloadResponseFuture<F, B> {
         OverloadResponseFuture {
-            state: State::Called {
-                future,
-                kept_back: KeptBack::YES,
+            state: State::Called { future },
+            kept_back: KeptBack::YES,
+            caller,
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// The same, of a request that may yet be rejected, and whose body is to be read then.
+    #[cold]
+    pub(crate) fn around_waiting<F, B>(
+        &self,
+        future: F,
+        caller: Caller,
+    ) -> OverloadResponseFuture<F, B> {
+        OverloadResponseFuture {
+            state: State::Watched { future },
+            kept_back: KeptBack::YES,
+            caller: Some(caller),
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// Answers a request that was not sent.
+    #[cold]
+    pub(crate) fn reject<F, B: Body>(
+        &self,
+        error: BoxError,
+        request: Request<B>,
+    ) -> OverloadResponseFuture<F, B> {
+        let caller = Some(Caller::of(&request));
+        OverloadResponseFuture {
+            state: State::Failed {
+                error: Some(error),
+                unread: self.settings.unread(Some(request)),
             },
+            kept_back: KeptBack::YES,
             caller,
             settings: self.settings.clone(),
         }
@@ -265,6 +324,30 @@ impl OverloadResponseLayer {
     {
         self.set(|settings| settings.on_error = Some(Arc::new(on_error)))
     }
+
+    /// How much is read of the body of a rejected HTTP/1 request before it is answered, and for how long. 64 KiB and
+    /// 100 ms by default. See [unread bodies](self#unread-bodies).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_backpressure::OverloadResponseLayer;
+    ///
+    /// // For uploads over slow connections.
+    /// let layer = OverloadResponseLayer::new().drain_body(1 << 20, Duration::from_secs(1));
+    /// # let _ = layer;
+    /// ```
+    pub fn drain_body(self, max_bytes: u64, max_time: Duration) -> Self {
+        let bounds = unread::Bounds {
+            bytes: max_bytes,
+            time: max_time,
+        };
+        self.set(|settings| settings.drain = Some(bounds))
+    }
+
+    /// Answers at once, whatever the client is still sending. See [unread bodies](self#unread-bodies).
+    pub fn leave_body_unread(self) -> Self {
+        self.set(|settings| settings.drain = None)
+    }
 }
 
 impl fmt::Debug for Shared {
@@ -275,6 +358,7 @@ impl fmt::Debug for Shared {
             .field("problem_json", &self.problem_json)
             .field("rate_limit", &self.rate_limit)
             .field("unavailable", &self.unavailable)
+            .field("drain", &self.drain)
             .finish_non_exhaustive()
     }
 }
@@ -312,6 +396,12 @@ impl Answer {
 }
 
 impl Settings {
+    /// The body of a rejected request, if it is to be read.
+    #[cold]
+    fn unread<B: Body>(&self, request: Option<Request<B>>) -> Option<Box<Unread<B>>> {
+        Unread::of(request?, self.drain?).map(Box::new)
+    }
+
     #[cold]
     fn answer(&self, error: BoxError, caller: Caller) -> Response<Bytes> {
         match Overloaded::find(error.as_ref()) {
@@ -383,7 +473,7 @@ impl<S> Layer<S> for OverloadResponseLayer {
     fn layer(&self, inner: S) -> OverloadResponse<S> {
         OverloadResponse {
             inner,
-            settings: self.settings.clone(),
+            layer: self.clone(),
             failed: None,
         }
     }
@@ -393,7 +483,7 @@ impl<S> Layer<S> for OverloadResponseLayer {
 #[derive(Debug)]
 pub struct OverloadResponse<S> {
     inner: S,
-    settings: Shared,
+    layer: OverloadResponseLayer,
     /// The error of the inner service's `poll_ready`, for `call` to answer with.
     failed: Option<BoxError>,
 }
@@ -402,10 +492,11 @@ impl<S, B, C> Service<Request<B>> for OverloadResponse<S>
 where
     S: Service<Request<B>, Response = Response<C>>,
     S::Error: Into<BoxError>,
+    B: Body + 'static,
 {
     type Response = Response<OverloadBody<C>>;
     type Error = Infallible;
-    type Future = OverloadResponseFuture<S::Future>;
+    type Future = OverloadResponseFuture<S::Future, B>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         if self.failed.is_none() {
@@ -418,25 +509,51 @@ where
 
     #[inline]
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let caller = Some(Caller::of(&request));
-        let settings = self.settings.clone();
-        // The future is large, so it is put where it belongs without a stop in between.
         if let Some(error) = self.failed.take() {
-            return OverloadResponseFuture {
-                state: State::Failed { error: Some(error) },
-                caller,
-                settings,
-            };
+            return self.layer.reject(error, request);
         }
+        if is_unread(&request) {
+            return self.call_watched(request);
+        }
+        let caller = Some(Caller::of(&request));
+        let settings = self.layer.settings.clone();
         let handover = Handover::<S::Error>::begin();
+        // The future is large, so it is put where it belongs without a stop in between.
         OverloadResponseFuture {
             state: State::Called {
                 future: self.inner.call(request),
-                kept_back: handover.end(),
             },
+            kept_back: handover.end(),
             caller,
             settings,
         }
+    }
+}
+
+impl<S> OverloadResponse<S> {
+    /// Calls the inner service with a request whose body is to be read if the request is rejected.
+    #[inline]
+    fn call_watched<B>(&mut self, request: Request<B>) -> OverloadResponseFuture<S::Future, B>
+    where
+        S: Service<Request<B>>,
+        B: Body + 'static,
+    {
+        let caller = Some(Caller::of(&request));
+        let settings = self.layer.settings.clone();
+        let wanting = hand_back::want();
+        let handover = Handover::<S::Error>::begin();
+        let mut response = OverloadResponseFuture {
+            state: State::Watched {
+                future: self.inner.call(request),
+            },
+            kept_back: handover.end(),
+            caller,
+            settings,
+        };
+        if wanting.is_given() {
+            response.rejected_in_call(wanting);
+        }
+        response
     }
 }
 
@@ -444,7 +561,7 @@ impl<S: Clone> Clone for OverloadResponse<S> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            settings: self.settings.clone(),
+            layer: self.layer.clone(),
             failed: None,
         }
     }
@@ -452,9 +569,10 @@ impl<S: Clone> Clone for OverloadResponse<S> {
 
 pin_project! {
     /// The response of the inner service, or the answer to its refusal.
-    pub struct OverloadResponseFuture<F> {
+    pub struct OverloadResponseFuture<F, B> {
         #[pin]
-        state: State<F>,
+        state: State<F, B>,
+        kept_back: KeptBack,
         // Until it is answered; unless it cannot fail.
         caller: Option<Caller>,
         settings: Shared,
@@ -463,35 +581,104 @@ pin_project! {
 
 pin_project! {
     #[project = StateProjection]
-    enum State<F> {
-        Called { #[pin] future: F, kept_back: KeptBack },
-        Failed { error: Option<BoxError> },
+    enum State<F, B> {
+        Called { #[pin] future: F },
+        // If the request is rejected, its body is to be read.
+        Watched { #[pin] future: F },
+        // The request was rejected in `call`. Boxed, which keeps all futures small.
+        Rejected { future: Pin<Box<F>>, unread: Option<Box<Unread<B>>> },
+        // The body is read before it is answered, if it is here.
+        Failed { error: Option<BoxError>, unread: Option<Box<Unread<B>>> },
     }
 }
 
-impl<F, C, E> Future for OverloadResponseFuture<F>
+impl<F, B: Body + 'static> OverloadResponseFuture<F, B> {
+    #[cold]
+    fn rejected_in_call(&mut self, wanting: hand_back::Wanting) {
+        let none = State::Failed {
+            error: None,
+            unread: None,
+        };
+        if let State::Watched { future } = mem::replace(&mut self.state, none) {
+            self.state = State::Rejected {
+                future: Box::pin(future),
+                unread: self.settings.unread(wanting.take()),
+            };
+        }
+    }
+}
+
+impl<F, B, C, E> Future for OverloadResponseFuture<F, B>
 where
     F: Future<Output = Result<Response<C>, E>>,
     E: Into<BoxError>,
+    B: Body + 'static,
 {
     type Output = Result<Response<OverloadBody<C>>, Infallible>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let error = match this.state.project() {
-            StateProjection::Called { future, kept_back } => match ready!(future.poll(cx)) {
-                Ok(response) => return Poll::Ready(Ok(response.map(OverloadBody::inner))),
-                Err(error) => pass_on(error.into(), *kept_back),
-            },
-            StateProjection::Failed { error } => error.take().expect("polled after it completed"),
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.as_mut().project();
+        let kept_back = *this.kept_back;
+        let (future, wanting) = match this.state.project() {
+            StateProjection::Called { future } => (future, None),
+            StateProjection::Watched { future } => (future, Some(hand_back::want())),
+            StateProjection::Rejected { future, unread } => {
+                // If it does not fail in the first poll, a layer further in has made something else of the rejection.
+                let unread = unread.take();
+                return match ready!(future.as_mut().poll(cx)) {
+                    Ok(response) => Poll::Ready(Ok(response.map(OverloadBody::inner))),
+                    Err(error) => self.answer(pass_on(error.into(), kept_back), unread, cx),
+                };
+            }
+            StateProjection::Failed { error, unread } => {
+                let error = error.take().expect("polled after it completed");
+                let unread = unread.take();
+                return self.answer(error, unread, cx);
+            }
         };
+        match ready!(future.poll(cx)) {
+            Ok(response) => Poll::Ready(Ok(response.map(OverloadBody::inner))),
+            Err(error) => {
+                let rejected = wanting.and_then(hand_back::Wanting::take);
+                let unread = this.settings.unread(rejected);
+                self.answer(pass_on(error.into(), kept_back), unread, cx)
+            }
+        }
+    }
+}
+
+impl<F, B: Body> OverloadResponseFuture<F, B> {
+    /// Answers, after it has read the body if there is one to be read.
+    #[cold]
+    fn answer<C>(
+        self: Pin<&mut Self>,
+        error: BoxError,
+        mut unread: Option<Box<Unread<B>>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Response<OverloadBody<C>>, Infallible>> {
+        let mut this = self.project();
+        // Drops the inner future, and with it all that was held for the request, before the body is read.
+        this.state.as_mut().set(State::Failed {
+            error: None,
+            unread: None,
+        });
+        if unread
+            .as_mut()
+            .is_some_and(|unread| unread.poll(cx).is_pending())
+        {
+            this.state.set(State::Failed {
+                error: Some(error),
+                unread,
+            });
+            return Poll::Pending;
+        }
         let caller = this.caller.take().expect("polled after it completed");
         let response = this.settings.answer(error, caller);
         Poll::Ready(Ok(response.map(OverloadBody::own)))
     }
 }
 
-impl<F> fmt::Debug for OverloadResponseFuture<F> {
+impl<F, B> fmt::Debug for OverloadResponseFuture<F, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OverloadResponseFuture")
             .finish_non_exhaustive()

@@ -101,7 +101,7 @@ pub use self::{
 pub use crate::algorithm::levels::{Level, Thresholds};
 use crate::{
     BoxError, ConfigError, Overloaded, ResponseFuture,
-    admission::handover::Handover,
+    admission::{hand_back, handover::Handover},
     channel,
     clock::{self, Now},
     config::SaturationConfig,
@@ -222,6 +222,7 @@ where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     C: ClassifyWork<R>,
+    R: 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -247,6 +248,7 @@ where
             Err(refusal) => {
                 // What it has reserved goes back to whoever is next.
                 self.inner = self.inner.clone();
+                hand_back::give(request);
                 ResponseFuture::refused(refusal)
             }
         }

@@ -122,6 +122,7 @@ use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
         fair_gate::{Arrived, FairGate},
+        hand_back,
         handover::Handover,
         shed,
     },
@@ -239,6 +240,7 @@ where
     S::Error: Into<BoxError>,
     E: ExtractTenant<R>,
     H: Hold<S::Response> + From<Running>,
+    R: 'static,
 {
     type Response = H::Response;
     type Error = BoxError;
@@ -271,6 +273,7 @@ where
             // queue: whoever kept that would be handed what is for the one whose turn it is.
             self.inner = self.inner.clone();
             if let Poll::Ready(Err(error)) = polled {
+                hand_back::give(request);
                 return WfqResponseFuture::failed(error.into());
             }
             let (waits, granted) = running.take_back(arrival);
@@ -282,7 +285,10 @@ where
                 let place = Place::new(Arc::clone(gate), arrival);
                 WfqResponseFuture::waiting(self.inner.clone(), request, place)
             }
-            Arrived::Refused(refusal) => WfqResponseFuture::failed(refusal),
+            Arrived::Refused(refusal) => {
+                hand_back::give(request);
+                WfqResponseFuture::failed(refusal)
+            }
             Arrived::Begins(..) => unreachable!("it was just found to have to wait"),
         };
         if let Some(wakes) = wakes {

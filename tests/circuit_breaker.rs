@@ -550,10 +550,10 @@ async fn clients_are_told_503_and_when_to_come_back() {
     let service = ServiceBuilder::new()
         .layer(OverloadResponseLayer::new().jitter(false))
         .layer(breaker)
-        .service(service_fn(|_: Request<()>| async {
+        .service(service_fn(|_: Request<String>| async {
             Ok::<_, BoxError>(Response::new(String::new()))
         }));
-    let response = service.oneshot(Request::new(())).await.unwrap();
+    let response = service.oneshot(Request::new(String::new())).await.unwrap();
     assert_eq!(response.status(), 503);
     assert_eq!(response.headers()["retry-after"], "30");
 }

@@ -8,8 +8,9 @@ use std::{
     future::Future,
     num::NonZeroU32,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::Pin,
     sync::Arc,
-    task::{Context, Wake, Waker},
+    task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
@@ -55,6 +56,23 @@ struct Job {
     reads: Duration,
     /// It also keeps the service, which may have been turned away.
     keeps_service: bool,
+}
+
+/// In place of a body: there is nothing to read.
+impl http_body::Body for Job {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        true
+    }
 }
 
 fn job() -> impl Strategy<Value = Job> {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokio::time::advance;
-use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer,
@@ -516,4 +516,72 @@ fn a_level_of_saturation_is_told_once_with_the_probe_and_the_ratio() {
             "INFO saturation has fallen: layer=orders probe=queue ratio=0.1 from=overflow to=normal",
         ]
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_with_weights_says_once_that_no_request_has_a_tenant() {
+    listen(|| {});
+    let service = |config: WfqConfig| {
+        let layer = WfqLayer::new(config, |tenant: &Option<&'static str>| *tenant);
+        let handle = layer.handle();
+        listen({
+            let handle = handle.clone();
+            move || _ = handle.snapshot()
+        });
+        let service = layer.layer(service_fn(|_: Option<&'static str>| async {
+            Ok::<_, BoxError>(())
+        }));
+        (service, handle)
+    };
+    let weighted = || WfqConfig::default().weight("gold", 10);
+
+    let (mut wfq, handle) = service(weighted());
+    for _ in 0..50 {
+        wfq.ready().await.unwrap().call(None).await.unwrap();
+    }
+    assert_eq!((handle.snapshot().anonymous, lines()), (50, vec![]));
+    for _ in 0..500 {
+        wfq.ready().await.unwrap().call(None).await.unwrap();
+    }
+    // Nobody looks: a request that comes in other ten seconds is enough.
+    advance(10 * SEC).await;
+    wfq.ready().await.unwrap().call(None).await.unwrap();
+    let said = lines();
+    assert_eq!(said.len(), 1, "{said:?}");
+    let expected =
+        "WARN no request has a tenant, although there are weights for some: layer=wfq served=551";
+    assert_eq!(said[0], expected);
+    advance(10 * SEC).await;
+    for _ in 0..500 {
+        wfq.ready().await.unwrap().call(None).await.unwrap();
+    }
+    assert_eq!(handle.snapshot().anonymous, 1051);
+    assert_eq!(lines(), Vec::<String>::new(), "once is enough");
+
+    // Weights that a function gives are weights, too.
+    let (mut wfq, handle) = service(WfqConfig::default().weight_of(|_| 10));
+    for _ in 0..100 {
+        wfq.ready().await.unwrap().call(None).await.unwrap();
+    }
+    assert_eq!(handle.snapshot().anonymous, 100);
+    assert_eq!(lines().len(), 1);
+
+    // Without weights nothing was expected, and one tenant is enough to see that they are found.
+    let (mut plain, handle) = service(WfqConfig::default());
+    let (mut some, other) = service(weighted());
+    some.ready()
+        .await
+        .unwrap()
+        .call(Some("silver"))
+        .await
+        .unwrap();
+    for _ in 0..500 {
+        plain.ready().await.unwrap().call(None).await.unwrap();
+        some.ready().await.unwrap().call(None).await.unwrap();
+    }
+    assert_eq!(
+        (handle.snapshot().anonymous, other.snapshot().anonymous),
+        (500, 500)
+    );
+    assert_eq!(lines(), Vec::<String>::new());
 }

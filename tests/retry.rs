@@ -662,6 +662,7 @@ async fn a_client_does_as_a_server_of_this_crate_asks() {
                 response.extensions_mut().clear();
                 response.map(drop)
             })
+            .map_request(|request: Request<()>| request.map(|()| Full::<Bytes>::default()))
             .layer(OverloadResponseLayer::new().jitter(false))
             .layer(LoadShedLayer::new())
             .layer(RateLimitLayer::new(Rate::every(4 * SEC)))

@@ -434,7 +434,7 @@ fn thresholds_that_are_never_left_are_nonsense() {
 /// What POST is told while GET passes.
 #[tokio::test(start_paused = true)]
 async fn an_http_server_says_503_to_new_tasks_when_critical_and_to_all_writes_at_overflow() {
-    async fn answers(_: Request<()>) -> Result<Response<Empty<Bytes>>, Infallible> {
+    async fn answers(_: Request<String>) -> Result<Response<Empty<Bytes>>, Infallible> {
         Ok(Response::new(Empty::new()))
     }
     let (steps, mut worker) = bounded(100);
@@ -447,7 +447,10 @@ async fn an_http_server_says_503_to_new_tasks_when_critical_and_to_all_writes_at
         )
         .service(service_fn(answers));
     let answer = async |method| {
-        let request = Request::builder().method(method).body(()).unwrap();
+        let request = Request::builder()
+            .method(method)
+            .body(String::new())
+            .unwrap();
         let response = service.clone().oneshot(request).await.unwrap();
         let retry_after = response.headers().get("retry-after").cloned();
         let retry_after = retry_after.map(|value| value.to_str().unwrap().to_owned());

@@ -400,13 +400,22 @@ async fn what_is_refused_further_in_is_no_failure_on_trial_either() {
         .layer(ShadowLayer::new(adaptive))
         .layer(LoadShedLayer::new())
         .layer(ConcurrencyLimitLayer::new(1))
-        .service(service_fn(|_: Request<()>| async {
+        .service(service_fn(|_: Request<String>| async {
             sleep(SEC).await;
             Ok::<_, BoxError>(Response::new(Body::empty()))
         }));
-    let _first = service.ready().await.unwrap().call(Request::new(()));
+    let _first = service
+        .ready()
+        .await
+        .unwrap()
+        .call(Request::new(String::new()));
     for _ in 0..20 {
-        let response = service.ready().await.unwrap().call(Request::new(())).await;
+        let response = service
+            .ready()
+            .await
+            .unwrap()
+            .call(Request::new(String::new()))
+            .await;
         assert_eq!(response.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
     }
     tokio::task::yield_now().await;

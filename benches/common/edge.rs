@@ -16,7 +16,7 @@ use tower_backpressure::wfq::TenantId;
 #[derive(Clone, Debug)]
 pub struct Answers;
 
-impl Service<Request<()>> for Answers {
+impl Service<Request<String>> for Answers {
     type Response = Response<()>;
     type Error = Infallible;
     type Future = Ready<Result<Response<()>, Infallible>>;
@@ -25,7 +25,7 @@ impl Service<Request<()>> for Answers {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
+    fn call(&mut self, _: Request<String>) -> Self::Future {
         ready(Ok(Response::new(())))
     }
 }
@@ -33,30 +33,30 @@ impl Service<Request<()>> for Answers {
 /// `n` requests without a tenant, each through a clone of the service, as servers make them.
 pub fn drive_http<S, B>(service: &S, n: u64)
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone,
+    S: Service<Request<String>, Response = Response<B>, Error = Infallible> + Clone,
 {
-    (0..n).for_each(|_| serve(service, Request::new(())));
+    (0..n).for_each(|_| serve(service, Request::new(String::new())));
 }
 
 /// The same, of 1000 tenants in turn.
 pub fn drive_http_tenants<S, B>(service: &S, n: u64)
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone,
+    S: Service<Request<String>, Response = Response<B>, Error = Infallible> + Clone,
 {
     let tenants: Vec<_> = (0..1000)
         .map(|tenant| TenantId::new(format!("tenant-{tenant}")))
         .collect();
     for tenant in tenants.iter().cycle().take(n as usize) {
-        let mut request = Request::new(());
+        let mut request = Request::new(String::new());
         request.extensions_mut().insert(tenant.clone());
         serve(service, request);
     }
 }
 
 #[inline]
-fn serve<S, B>(service: &S, request: Request<()>)
+fn serve<S, B>(service: &S, request: Request<String>)
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone,
+    S: Service<Request<String>, Response = Response<B>, Error = Infallible> + Clone,
 {
     let mut cx = Context::from_waker(Waker::noop());
     let mut service = service.clone();

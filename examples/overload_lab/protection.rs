@@ -227,7 +227,7 @@ struct Client<S> {
 
 impl<S, B> Service<Job> for Client<S>
 where
-    S: Service<Request<Job>, Response = Response<B>, Error = Infallible, Future: 'static>,
+    S: Service<Request<String>, Response = Response<B>, Error = Infallible, Future: 'static>,
 {
     type Response = ();
     type Error = BoxError;
@@ -238,9 +238,10 @@ where
     }
 
     fn call(&mut self, job: Job) -> Self::Future {
-        let mut request = Request::new(job);
+        let mut request = Request::new(String::new());
         let tenant = self.tenants[job.tenant].clone();
         request.extensions_mut().insert(tenant);
+        request.extensions_mut().insert(job);
         Answer(Box::pin(self.http.call(request)))
     }
 }
@@ -272,7 +273,7 @@ where
 #[derive(Clone)]
 struct Handler(Inner);
 
-impl Service<Request<Job>> for Handler {
+impl Service<Request<String>> for Handler {
     type Response = Response<()>;
     type Error = BoxError;
     type Future = Handled;
@@ -281,8 +282,9 @@ impl Service<Request<Job>> for Handler {
         self.0.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<Job>) -> Handled {
-        Handled(self.0.call(request.into_body()))
+    fn call(&mut self, request: Request<String>) -> Handled {
+        let job = request.extensions().get::<Job>().expect("the client's");
+        Handled(self.0.call(*job))
     }
 }
 

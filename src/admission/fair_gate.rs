@@ -59,6 +59,7 @@ use crate::{
         fair_queue::{Charge, FairQueue, MAX_WEIGHT, Ticket},
     },
     clock::{Clock, Now},
+    observe::events,
     sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
     wfq::{WeightOf, WfqConfig},
 };
@@ -69,6 +70,9 @@ const MAX_NAME: usize = 256;
 /// So long a request that has been woken may take until it is polled: more than a busy executor needs, and
 /// less than anybody notices who waits.
 const LEASE: Duration = Duration::from_millis(20);
+
+/// If so many were served and none of them had a tenant, none will.
+const ENOUGH: u64 = 100;
 
 /// Each of those who wait looks at least this often whether the turn is used: when many leave, fewer are left
 /// to do it.
@@ -99,6 +103,8 @@ struct State {
     refused: u64,
     drain: DrainRate,
     counted: Counted,
+    /// Whether it was said that no request has a tenant.
+    told_anonymous: bool,
 }
 
 /// The lock. What is to be known without it is told when it is given back.
@@ -263,6 +269,9 @@ pub struct Snapshot {
     /// How many requests came from tenants that there was no room to remember, and that had to share
     /// [`Tenant::Overflow`].
     pub overflowed: u64,
+    /// How many of those that were served had no tenant. If all of them had none, although some tenants have a weight,
+    /// the tenant is not found where it is looked for: see [`edge`](mod@crate::edge#tenants).
+    pub anonymous: u64,
     /// How long those waited who had to.
     pub waits: Waits,
 }
@@ -295,6 +304,7 @@ impl FairGate {
             recent: Recent::default(),
             refused: 0,
             counted: Counted::default(),
+            told_anonymous: false,
         };
         Self {
             calm: Calm::new(state.is_calm()),
@@ -572,10 +582,23 @@ impl FairGate {
             }
             End::NotSent => state.queue.refund(charge),
         }
+        let all_anonymous = match tenant {
+            ANONYMOUS => state.all_anonymous(),
+            _ => None,
+        };
         // It may have been all that its tenant may have running.
         let granted = state.pass_on(now);
         drop(state);
         Wakes::of(granted).wake();
+        self.report_anonymous(all_anonymous);
+    }
+
+    /// After the lock.
+    #[inline]
+    fn report_anonymous(&self, all_anonymous: Option<u64>) {
+        if let Some(served) = all_anonymous {
+            events::all_anonymous(self.bounds.name(), served);
+        }
     }
 
     /// Counts what went past the queue.
@@ -663,8 +686,9 @@ impl FairGate {
         let now = self.clock.nanos();
         let mut state = self.lock();
         self.count_calm(&mut state, now);
+        let all_anonymous = state.all_anonymous();
         let since = |at| Duration::from_nanos(now.saturating_sub(at));
-        Snapshot {
+        let snapshot = Snapshot {
             waiting: state.queue.waiting(),
             running: state.queue.running() + self.calm.running(&state.counted),
             oldest_wait: state.queue.oldest().map(since),
@@ -674,8 +698,12 @@ impl FairGate {
             tenants: state.tenants.tracked(),
             weights: state.tenants.weights(),
             overflowed: state.tenants.overflowed(),
+            anonymous: state.tenants.served_anonymous(),
             waits: self.bounds.waits.snapshot(),
-        }
+        };
+        drop(state);
+        self.report_anonymous(all_anonymous);
+        snapshot
     }
 
     pub(crate) fn tenants(&self) -> Vec<TenantSnapshot> {
@@ -765,6 +793,17 @@ impl State {
             own: since(at),
             oldest: self.queue.oldest_that_may_run().map(since),
         }
+    }
+
+    /// How many were served, if none of them had a tenant although there are weights for some. Says so once.
+    #[inline]
+    fn all_anonymous(&mut self) -> Option<u64> {
+        if !self.tenants.lacks_names() || self.told_anonymous {
+            return None;
+        }
+        let served = self.tenants.served_anonymous();
+        self.told_anonymous = served >= ENOUGH;
+        self.told_anonymous.then_some(served)
     }
 
     /// Whether there is nobody to be fair to, see [`calm`]. Who waits for nothing but a turn has it, or another has.

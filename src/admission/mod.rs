@@ -17,9 +17,10 @@
 //! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
 //! `fingerprint.rs` is what keys and tenants are known by.
 //! `response.rs` is the future that carries a permit beside the inner service's future, `handover.rs` is how it knows whether
-//! a layer further in kept the request back, and `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does
-//! not want to wait. `foreign.rs` wakes several waiters although a waker may panic. `nested.rs` finds, in debug builds, a
-//! request that waits for a limiter of which it holds a permit.
+//! a layer further in kept the request back, and `hand_back.rs` is how a rejected request gets back to the layer that
+//! answers the client. `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
+//! `foreign.rs` wakes several waiters although a waker may panic. `nested.rs` finds, in debug builds, a request that waits
+//! for a limiter of which it holds a permit.
 
 pub(crate) mod age_gate;
 pub(crate) mod bounds;
@@ -32,6 +33,7 @@ pub(crate) mod fingerprint;
 mod foreign;
 pub(crate) mod gate;
 pub(crate) mod governor;
+pub(crate) mod hand_back;
 pub(crate) mod handover;
 pub(crate) mod keyed_buckets;
 pub(crate) mod keyed_gates;

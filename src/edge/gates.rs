@@ -28,6 +28,7 @@ use crate::{
         claim::Limiter,
         fair_gate::{Arrival, Arrived, End, FairGate},
         governor::Dispatched,
+        hand_back,
         handover::{self, Handover, KeptBack},
         nested::LimiterId,
         shed,
@@ -135,6 +136,7 @@ where
             <H::Of<Permit> as Hold<S::Response>>::Response,
             Response = <Held<E, H> as Hold<S::Response>>::Response,
         > + From<Running>,
+    R: 'static,
 {
     type Response = <Held<E, H> as Hold<S::Response>>::Response;
     type Error = BoxError;
@@ -155,7 +157,10 @@ where
                 GatesFuture::sent(future, held, handover.end())
             }
             Admission::Waits(place) => self.wait(request, place),
-            Admission::Failed(error) => GatesFuture::failed(error),
+            Admission::Failed(error) => {
+                hand_back::give(request);
+                GatesFuture::failed(error)
+            }
         }
     }
 }
@@ -171,7 +176,7 @@ pub(super) enum Admission<E, H: HoldKind> {
 impl<S, E, H: HoldKind> GatesService<S, E, H> {
     /// Asks all gates. What it says is to be sent has to be, at once.
     #[inline(always)] // it is all that `call` does, of either service
-    pub(super) fn admit<R>(&mut self, request: &R) -> Admission<E, H>
+    pub(super) fn admit<R: 'static>(&mut self, request: &R) -> Admission<E, H>
     where
         S: Service<R> + Clone,
         S::Error: Into<BoxError>,

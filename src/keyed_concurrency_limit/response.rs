@@ -15,6 +15,7 @@ use crate::{
     admission::{
         claim::Claim,
         gate::Gate,
+        hand_back,
         handover::{self, Handover, KeptBack},
         keyed_gates::{Place, Serving},
         nested,
@@ -75,10 +76,16 @@ impl<S, F, R, H> KeyedLimitResponseFuture<S, F, R, H> {
         }
     }
 
-    pub(super) fn waiting(inner: S, request: R, mut place: Place) -> Self {
+    pub(super) fn waiting(inner: S, request: R, mut place: Place) -> Self
+    where
+        R: 'static,
+    {
         let claim = match place.wait() {
             Ok(claim) => claim,
-            Err(refusal) => return Self::failed(refusal),
+            Err(refusal) => {
+                hand_back::give(request);
+                return Self::failed(refusal);
+            }
         };
         handover::keep_back();
         let waiting = Box::new(Waiting {
@@ -96,12 +103,14 @@ impl<S, R> Waiting<S, R>
 where
     S: Service<R>,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Sent<S::Future>, BoxError>> {
         ready!(self.claim.poll_ready(&mut self.inner, cx))?;
         let (request, mut place) = self.request.take().expect("polled after it completed");
         if let Err(refusal) = self.claim.take() {
             place.refused(&refusal);
+            hand_back::give(request);
             return Poll::Ready(Err(refusal));
         }
         let mut serving = place.admitted();
@@ -119,6 +128,7 @@ where
     F: Future<Output = Result<S::Response, S::Error>>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Serving>,
+    R: 'static,
 {
     type Output = Result<H::Response, BoxError>;
 
@@ -131,8 +141,13 @@ where
                 StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
                     Ok(sent) => sent,
                     Err(error) => {
+                        let rejected = waiting.request.take();
                         // It leaves now, whatever becomes of this future.
                         state.set(State::Failed { error: None });
+                        if let Some((request, place)) = rejected {
+                            drop(place);
+                            hand_back::give(request);
+                        }
                         return Poll::Ready(Err(error));
                     }
                 },

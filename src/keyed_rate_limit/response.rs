@@ -15,7 +15,10 @@ use tower_service::Service;
 use super::PutBack;
 use crate::{
     BoxError, ResponseFuture,
-    admission::handover::{self, Handover, KeptBack},
+    admission::{
+        hand_back,
+        handover::{self, Handover, KeptBack},
+    },
 };
 
 pin_project! {
@@ -95,6 +98,7 @@ where
     S: Service<R, Future = F>,
     F: Future<Output = Result<S::Response, S::Error>>,
     S::Error: Into<BoxError>,
+    R: 'static,
 {
     type Output = Result<S::Response, BoxError>;
 
@@ -104,7 +108,15 @@ where
         loop {
             let (future, kept_back) = match state.as_mut().project() {
                 StateProjection::Called { response } => return response.poll(cx),
-                StateProjection::Waiting { waiting } => ready!(waiting.poll(cx))?,
+                StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
+                    Ok(future) => future,
+                    Err(error) => {
+                        if let Some(request) = waiting.request.take() {
+                            hand_back::give(request);
+                        }
+                        return Poll::Ready(Err(error));
+                    }
+                },
             };
             let response = ResponseFuture::admitted(future, (), kept_back);
             state.set(State::Called { response });

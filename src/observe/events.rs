@@ -150,6 +150,16 @@ pub(crate) fn probe_panicked(layer: &'static str, probe: &str) {
     );
 }
 
+/// No request of a fair queue has a tenant, although some tenants have a weight.
+pub(crate) fn all_anonymous(layer: &'static str, served: u64) {
+    tracing::warn!(
+        layer,
+        served,
+        shadow = shadow(),
+        "no request has a tenant, although there are weights for some"
+    );
+}
+
 /// What the inner service fails with, where it is answered and nobody else gets to see it.
 pub(crate) fn request_failed(error: &dyn std::error::Error) {
     tracing::error!(%error, "request failed");

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     BoxError, Overloaded,
-    admission::handover::KeptBack,
+    admission::{hand_back, handover::KeptBack},
     clock,
     observe::events,
     sync::{Arc, Ordering::Relaxed},
@@ -80,6 +80,8 @@ fn poll_now(on_trial: &mut OnTrial) -> bool {
 
 /// What panics on trial is not to take the real request with it. `None` if it did.
 pub(super) fn harmless<T>(run: impl FnOnce() -> T) -> Option<T> {
+    // What layers on trial reject is a likeness. The real request is another.
+    let _ignoring = hand_back::ignore();
     catch_unwind(AssertUnwindSafe(run)).ok()
 }
 

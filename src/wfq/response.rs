@@ -16,6 +16,7 @@ use crate::{
     BoxError, Hold, ResponseFuture,
     admission::{
         fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+        hand_back,
         handover::{self, Handover, KeptBack},
         nested::{self, LimiterId},
     },
@@ -218,6 +219,7 @@ where
     F: Future<Output = Result<S::Response, S::Error>>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response> + From<Running>,
+    R: 'static,
 {
     type Output = Result<H::Response, BoxError>;
 
@@ -230,8 +232,12 @@ where
                 StateProjection::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx)) {
                     Ok(sent) => sent,
                     Err(error) => {
+                        let rejected = waiting.as_mut().project().request.take();
                         // It leaves now, whatever becomes of this future: others wait for its turn.
                         state.set(State::Failed { error: None });
+                        if let Some(request) = rejected {
+                            hand_back::give(request);
+                        }
                         return Poll::Ready(Err(error));
                     }
                 },

@@ -59,7 +59,7 @@ proptest! {
                 request = request.header(name, value);
             }
         }
-        let request = request.body(()).unwrap();
+        let request = request.body(String::new()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let (head, body) = runtime.block_on(async {
             let response = match fails {

@@ -11,14 +11,14 @@ use super::*;
 
 async fn answer(
     layer: OverloadResponseLayer,
-    request: Request<()>,
+    request: Request<String>,
 ) -> Response<OverloadBody<Empty<Bytes>>> {
     refusing!(layer).oneshot(request).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn layers_further_out_can_see_who_refused() {
-    let response = answer(layer(), Request::new(())).await;
+    let response = answer(layer(), Request::new(String::new())).await;
     let overloaded: &Overloaded = response.extensions().get().unwrap();
     assert_eq!(
         (overloaded.reason(), overloaded.layer()),
@@ -45,14 +45,14 @@ async fn hints_are_spread_unless_that_is_not_wanted() {
     };
     for (exact, hint, most) in [(false, 1000, 1500), (true, 2000, 2200)] {
         for _ in 0..100 {
-            let response = answer(exact, Request::new(())).await;
+            let response = answer(exact, Request::new(String::new())).await;
             let retry_after = response.headers()["retry-after"].to_str().unwrap();
             let seconds = retry_after.parse::<u32>().unwrap();
             assert_eq!(seconds, hint / 1000 + 1, "and some more, rounded up");
         }
         let mut millis = Vec::new();
         for _ in 0..100 {
-            let mut request = Request::new(());
+            let mut request = Request::new(String::new());
             request.extensions_mut().insert(Protocol::Grpc);
             let response = answer(exact, request).await;
             let pushback = response.headers()["grpc-retry-pushback-ms"].to_str();
@@ -78,7 +78,7 @@ async fn an_extension_says_what_the_client_speaks() {
         (Protocol::ConnectUnary, "application/json"),
         (Protocol::WebSocket, "text/plain; charset=utf-8"), // there is no socket
     ] {
-        let mut request = Request::new(());
+        let mut request = Request::new(String::new());
         request.extensions_mut().insert(protocol);
         let response = answer(layer(), request).await;
         assert_eq!(
@@ -91,7 +91,7 @@ async fn an_extension_says_what_the_client_speaks() {
 
 #[tokio::test(start_paused = true)]
 async fn a_trailers_only_answer_has_no_body_and_says_so() {
-    let mut request = Request::new(());
+    let mut request = Request::new(String::new());
     request.extensions_mut().insert(Protocol::Grpc);
     let body = answer(layer(), request).await.into_body();
     assert!(body.is_end_stream());
@@ -100,7 +100,9 @@ async fn a_trailers_only_answer_has_no_body_and_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answers_body_knows_its_size() {
-    let body = answer(layer(), Request::new(())).await.into_body();
+    let body = answer(layer(), Request::new(String::new()))
+        .await
+        .into_body();
     assert_eq!(
         (body.is_end_stream(), body.size_hint().exact()),
         (false, Some(10))
@@ -113,7 +115,7 @@ async fn an_answers_body_knows_its_size() {
 async fn an_inner_service_that_is_dead_is_answered_in_call() {
     #[derive(Clone)]
     struct Dead;
-    impl Service<Request<()>> for Dead {
+    impl Service<Request<String>> for Dead {
         type Response = Response<Empty<Bytes>>;
         type Error = BoxError;
         type Future = std::future::Ready<Result<Self::Response, BoxError>>;
@@ -122,11 +124,15 @@ async fn an_inner_service_that_is_dead_is_answered_in_call() {
             Poll::Ready(Err("dead".into()))
         }
 
-        fn call(&mut self, _: Request<()>) -> Self::Future {
+        fn call(&mut self, _: Request<String>) -> Self::Future {
             panic!("called, though it is dead")
         }
     }
-    let response = layer().layer(Dead).oneshot(Request::new(())).await.unwrap();
+    let response = layer()
+        .layer(Dead)
+        .oneshot(Request::new(String::new()))
+        .await
+        .unwrap();
     assert_eq!(response.status(), 500);
 }
 
@@ -135,7 +141,11 @@ async fn an_inner_service_that_is_dead_is_answered_in_call() {
 async fn a_refusal_is_found_in_the_causes_of_an_error() {
     let buffered = tower::buffer::Buffer::new(refusing!(layer()), 1);
     assert_eq!(
-        buffered.oneshot(Request::new(())).await.unwrap().status(),
+        buffered
+            .oneshot(Request::new(String::new()))
+            .await
+            .unwrap()
+            .status(),
         503
     );
 
@@ -160,19 +170,25 @@ async fn a_refusal_is_found_in_the_causes_of_an_error() {
         .layer(limit)
         .service(service_fn(unreached));
     assert_eq!(
-        service.oneshot(Request::new(())).await.unwrap().status(),
+        service
+            .oneshot(Request::new(String::new()))
+            .await
+            .unwrap()
+            .status(),
         503
     );
 }
 
 #[tokio::test]
 async fn what_is_served_is_passed_on_as_it_is() {
-    async fn answers(_: Request<()>) -> Result<Response<http_body_util::Full<Bytes>>, BoxError> {
+    async fn answers(
+        _: Request<String>,
+    ) -> Result<Response<http_body_util::Full<Bytes>>, BoxError> {
         Ok(Response::new("served".into()))
     }
     let response = layer()
         .layer(service_fn(answers))
-        .oneshot(Request::new(()))
+        .oneshot(Request::new(String::new()))
         .await
         .unwrap();
     assert!(response.headers().is_empty());

@@ -6,6 +6,7 @@ mod grpc;
 mod hostile;
 mod http;
 mod in_process;
+mod unread;
 mod websocket;
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};

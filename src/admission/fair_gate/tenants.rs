@@ -405,6 +405,17 @@ impl Tenants {
         self.ids.is_empty() && self.overflowed == 0
     }
 
+    /// Whether some tenants have a weight of their own, and none has ever come.
+    #[inline]
+    pub(super) fn lacks_names(&self) -> bool {
+        self.is_one() && (self.weight_of.is_some() || !self.weights.is_empty())
+    }
+
+    #[inline]
+    pub(super) fn served_anonymous(&self) -> u64 {
+        self.records[ANONYMOUS as usize].served
+    }
+
     pub(super) fn tracked(&self) -> usize {
         self.ids.len()
     }
