@@ -392,17 +392,17 @@ async fn clients_are_told_how_long_it_stays_open_and_little_more() {
         let service = ServiceBuilder::new()
             .layer(OverloadResponseLayer::new())
             .layer(breaker)
-            .service(service_fn(|_: Request<()>| async {
+            .service(service_fn(|_: Request<String>| async {
                 Err::<Response<String>, BoxError>("broken".into())
             }));
-        service.clone().oneshot(Request::new(())).await.unwrap();
+        service.clone().oneshot(Request::default()).await.unwrap();
         if force {
             handle.force_open();
         }
         advance(after).await;
         let mut hints = Vec::new();
         for _ in 0..200 {
-            let response = service.clone().oneshot(Request::new(())).await.unwrap();
+            let response = service.clone().oneshot(Request::default()).await.unwrap();
             let hint = response.headers()["retry-after"].to_str().unwrap();
             hints.push(hint.parse::<u32>().unwrap());
         }

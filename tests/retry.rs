@@ -703,6 +703,7 @@ async fn what_a_handler_has_started_is_not_sent_again_unless_it_may_be_done_twic
                 response.extensions_mut().clear();
                 response.map(drop)
             })
+            .map_request(|request: Request<()>| request.map(|()| Full::<Bytes>::default()))
             .layer(OverloadResponseLayer::new().jitter(false))
             .layer(ConcurrencyLimitLayer::new(10))
             .map_response(|response: Response<()>| response.map(|()| Full::<Bytes>::default()))

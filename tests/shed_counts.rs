@@ -189,7 +189,7 @@ async fn a_rejection_that_was_not_delivered_is_not_another_sheds() {
 #[tokio::test]
 async fn so_it_is_inside_an_edge() {
     use http::{Request, Response};
-    type Http = fn(Request<()>) -> std::future::Ready<Result<Response<String>, BoxError>>;
+    type Http = fn(Request<String>) -> std::future::Ready<Result<Response<String>, BoxError>>;
     let answer: Http = |_| std::future::ready(Ok(Response::new(String::new())));
     let limits = [(); 2].map(|()| ConcurrencyLimitLayer::new(1));
     let [first, second] = limits
@@ -200,13 +200,13 @@ async fn so_it_is_inside_an_edge() {
         .service(first_ready(first, second));
     let _busy = limits[0].handle().try_acquire().unwrap();
     for _ in 0..100 {
-        let response = service.clone().oneshot(Request::new(())).await.unwrap();
+        let response = service.clone().oneshot(Request::default()).await.unwrap();
         assert_eq!(response.status(), 200);
     }
     assert_eq!(rejected(&limits), [0, 0]);
     let _busy = limits[1].handle().try_acquire().unwrap();
     for _ in 0..100 {
-        let response = service.clone().oneshot(Request::new(())).await.unwrap();
+        let response = service.clone().oneshot(Request::default()).await.unwrap();
         assert_eq!(response.status(), 503);
     }
     assert_eq!(rejected(&limits), [0, 100]);
