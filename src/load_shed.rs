@@ -30,7 +30,8 @@
 //! # Behaviour
 //! Always ready. If the inner service was not, `call` answers with [`Overloaded`] and the inner
 //! service is not called. If it was a layer of this crate that was not ready, the refusal carries
-//! that layer's name, reason and retry hint, and that layer counts it, when `call` answers with it. Otherwise it
+//! that layer's name, reason and retry hint, and that layer counts it, when `call` answers with it; if it has room by then,
+//! the request is served. Otherwise it
 //! is [`Reason::NotReady`] with a hint of one second.
 //!
 //! A service in between may ask several layers, such as one that takes the first service that is ready. If one of
@@ -68,11 +69,7 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Overloaded, Reason, ResponseFuture,
-    admission::{
-        hand_back,
-        handover::Handover,
-        shed::{self, Offer},
-    },
+    admission::{hand_back, handover::Handover, nested::LimiterId, shed},
 };
 
 fn not_ready() -> Box<Overloaded> {
@@ -99,7 +96,7 @@ impl<S> Layer<S> for LoadShedLayer {
         LoadShed {
             inner,
             ready: false,
-            offer: None,
+            full: None,
         }
     }
 }
@@ -110,8 +107,8 @@ pub struct LoadShed<S> {
     inner: S,
     /// Whether the inner service may be called. Good for one call.
     ready: bool,
-    /// What to reject the request with if it may not be, if that is known.
-    offer: Option<Offer>,
+    /// The limiter of ours that was full if it may not be, if it was one of ours.
+    full: Option<LimiterId>,
 }
 
 impl<S, R> Service<R> for LoadShed<S>
@@ -127,27 +124,25 @@ where
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.ready = false;
-        let mut foreign = false;
-        let polled = shed::poll(
-            |cx| self.inner.poll_ready(cx),
-            |offer| {
-                foreign = offer.is_none();
-                self.offer = offer;
-            },
-        );
-        match polled {
-            Poll::Ready(Ok(())) => self.ready = true,
+        let (polled, full) = shed::poll(|cx| self.inner.poll_ready(cx));
+        self.ready = match polled {
+            Poll::Ready(Ok(())) => true,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-            Poll::Pending if foreign => self.inner = self.inner.clone(),
-            Poll::Pending => {}
-        }
+            Poll::Pending => {
+                if full.is_none() {
+                    self.inner = self.inner.clone();
+                }
+                self.full = full;
+                false
+            }
+        };
         Poll::Ready(Ok(()))
     }
 
     /// Without a `poll_ready` before it, refuses.
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        match self.take_ready() {
+        match self.take_ready::<R>() {
             Ok(()) => {
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
@@ -164,13 +159,30 @@ where
 impl<S> LoadShed<S> {
     /// Says that the inner service is to be called now, or why not.
     #[inline]
-    pub(crate) fn take_ready(&mut self) -> Result<(), Box<Overloaded>> {
+    pub(crate) fn take_ready<R>(&mut self) -> Result<(), Box<Overloaded>>
+    where
+        S: Service<R>,
+    {
         match std::mem::take(&mut self.ready) {
             true => Ok(()),
-            false => Err(match self.offer.take() {
-                Some(offer) => offer.take_up(),
-                None => not_ready(),
-            }),
+            false => self.reject(),
+        }
+    }
+
+    /// Asks the limiter that was full for its rejection. It may have room by now.
+    #[cold]
+    fn reject<R>(&mut self) -> Result<(), Box<Overloaded>>
+    where
+        S: Service<R>,
+    {
+        let Some(full) = self.full.take() else {
+            return Err(not_ready());
+        };
+        match shed::reject(full, |cx| self.inner.poll_ready(cx)) {
+            (Poll::Ready(Ok(())), _) => Ok(()),
+            (_, Some(rejection)) => Err(rejection),
+            // It is dead, or another one is full by now. `poll_ready` will tell.
+            (_, None) => Err(not_ready()),
         }
     }
 

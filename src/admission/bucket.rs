@@ -35,13 +35,12 @@ use super::{
     claim::{Entered, Limiter},
     foreign::Foreign,
     queue::{Queue, Ticket},
-    shed::Offer,
     waits::Waits,
 };
 use crate::{
     Clock, Overloaded, Rate, Reason,
     algorithm::token_bucket::Refill,
-    sync::{Arc, AtomicU64, Mutex, Ordering::*, lock},
+    sync::{AtomicU64, Mutex, Ordering::*, lock},
 };
 
 /// Where so many more are there, tokens are taken first and asked for then, which no other thread can get in the
@@ -521,11 +520,6 @@ impl Limiter for Bucket {
             Reason::ExceedsBurst => rejection,
             _ => rejection.exact(),
         })
-    }
-
-    fn offer(bucket: &Arc<Self>, n: u64, then: Option<u64>) -> Offer {
-        let then = then.unwrap_or_else(|| bucket.clock.nanos());
-        Offer::Tokens(Arc::clone(bucket), n, then)
     }
 }
 

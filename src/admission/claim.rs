@@ -15,12 +15,12 @@ use super::{
     bounds::Bounds,
     nested::{self, LimiterId},
     queue::Ticket,
-    shed::{self, Offer},
+    shed,
 };
 use crate::{BoxError, Overloaded, Reason, sync::Arc};
 
 /// What a claim is made on: something that admits, lets wait, and refuses.
-pub(crate) trait Limiter: Sized {
+pub(crate) trait Limiter {
     /// What a caller asks for, where that differs.
     type Ask: Copy;
 
@@ -62,9 +62,6 @@ pub(crate) trait Limiter: Sized {
     fn refuse_as_seen(&self, ask: Self::Ask, reason: Reason, _: Self::Seen) -> Box<Overloaded> {
         self.refuse(ask, reason)
     }
-
-    /// To refuse at the limit, should it come to that, with what was seen just now.
-    fn offer(limiter: &Arc<Self>, ask: Self::Ask, seen: Option<Self::Seen>) -> Offer;
 }
 
 /// What became of a caller that was not admitted at once.
@@ -312,7 +309,10 @@ impl<L: Limiter> Claim<L> {
             return Poll::Ready(());
         }
         self.state = State::Idle;
-        shed::leave(cx, || L::offer(&self.limiter, self.ask, seen));
+        shed::leave(cx, LimiterId::of(&self.limiter), || match seen {
+            Some(seen) => (self.limiter).refuse_as_seen(self.ask, Reason::AtLimit, seen),
+            None => self.limiter.refuse(self.ask, Reason::AtLimit),
+        });
         Poll::Pending
     }
 

@@ -33,7 +33,6 @@ use super::{
     foreign::Foreign,
     governor::Governor,
     queue::{Queue, Ticket},
-    shed::Offer,
     waits::{WaitCounts, Waits},
     word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
 };
@@ -41,7 +40,7 @@ use crate::{
     ConfigError, Overloaded, Reason,
     algorithm::drain_rate::{DEFAULT_WAIT, DrainRate},
     clock::Clock,
-    sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::*, lock},
+    sync::{AtomicU64, AtomicUsize, Mutex, Ordering::*, lock},
 };
 
 /// A look at the clock costs more than a refusal at the limit does: one in so many looks, and whoever
@@ -506,10 +505,6 @@ impl Limiter for Gate {
         }
         let retry_after = Duration::from_nanos(self.retry_after.load(Relaxed));
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
-    }
-
-    fn offer(gate: &Arc<Self>, (): (), _: Option<()>) -> Offer {
-        Offer::Permit(Arc::clone(gate))
     }
 }
 

@@ -2,14 +2,15 @@
 //!
 //! `LoadShed` polls its inner service with a waker of its own that wakes nobody. A full gate that
 //! is polled with that very waker knows that nobody will come back for what it might set aside: it
-//! answers `Pending` without queueing, and leaves an [`Offer`] to reject the request. `LoadShed` takes it up
-//! if it is called. Not before that is the rejection made and counted: a service in between may find another gate
-//! with room, and a service that is polled need not be called.
+//! answers `Pending` without queueing, and leaves a note of which gate it is. If `LoadShed` is then called, it asks once
+//! more, and that gate rejects the request. Not before that is the rejection made and counted: a service in between may
+//! find another gate with room, and a service that is polled need not be called. If there is room by then, the
+//! request is served.
 //!
 //! The question goes by waker and not by a thread-local flag, because a service in between may
 //! poll *other* futures inside its `poll_ready` (`Balance`, any `FuturesUnordered`). Those have
 //! wakers of their own, so a gate under them queues as usual; under a flag it would answer an
-//! unqueued `Pending` that nobody ever wakes. Only the offer travels by thread-local, written by
+//! unqueued `Pending` that nobody ever wakes. Only what gates answer travels by thread-local, written by
 //! a gate that saw the waker.
 //!
 //! A limiter whose queue is full is ready too, to refuse in `call`. A [`CoDel`](crate::CoDel) outside has to know: such a
@@ -19,23 +20,21 @@
 //! because to be told to wait is no refusal there: none is made, or counted.
 
 use std::{
-    cell::{Cell, RefCell},
-    fmt,
-    mem::{self, ManuallyDrop},
+    cell::Cell,
     ptr,
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
     task::{Context, Poll, Wake, Waker},
 };
 
-use super::{bucket::Bucket, claim::Limiter, gate::Gate};
-use crate::{Overloaded, Reason, sync::Arc};
+use super::nested::LimiterId;
+use crate::Overloaded;
 
 /// Not empty: a pointer to something of size zero may be the address of another object too.
 struct Nobody(#[allow(dead_code)] u8);
 
 impl Wake for Nobody {
-    fn wake(self: std::sync::Arc<Self>) {}
-    fn wake_by_ref(self: &std::sync::Arc<Self>) {}
+    fn wake(self: Arc<Self>) {}
+    fn wake_by_ref(self: &Arc<Self>) {}
 }
 
 /// Told from every other waker by the address in it, of an `Arc` that lives as long as the process.
@@ -43,45 +42,25 @@ static SHEDDING: LazyLock<Waker> = LazyLock::new(nobody);
 static TRYING: LazyLock<Waker> = LazyLock::new(nobody);
 
 fn nobody() -> Waker {
-    Waker::from(std::sync::Arc::new(Nobody(0)))
+    Waker::from(Arc::new(Nobody(0)))
 }
 
-/// A gate that was full, and would reject the request.
-pub(crate) enum Offer {
-    Permit(Arc<Gate>),
-    /// So many, and when they were asked for.
-    Tokens(Arc<Bucket>, u64, u64),
-}
-
-impl Offer {
-    /// The request is rejected: that is counted now.
-    pub(crate) fn take_up(self) -> Box<Overloaded> {
-        match self {
-            Self::Permit(gate) => gate.refuse((), Reason::AtLimit),
-            Self::Tokens(bucket, n, then) => bucket.refuse_as_seen(n, Reason::AtLimit, then),
-        }
-    }
-}
-
-impl fmt::Debug for Offer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::Permit(gate) => gate.bounds.name(),
-            Self::Tokens(bucket, ..) => bucket.bounds.name(),
-        };
-        f.debug_tuple("Offer").field(&name).finish()
-    }
+/// What a shed wants of the gates that it asks.
+#[derive(Clone, Copy)]
+enum Ask {
+    /// Whether one of them is full: which that was, the last one if there are several.
+    WhichIsFull(Option<LimiterId>),
+    /// The rejection of this one, if it is still full.
+    Rejection(LimiterId),
 }
 
 thread_local! {
     /// Whether a service that was just said to be ready is so only to refuse.
     static REFUSING: Cell<bool> = const { Cell::new(false) };
-    /// Whether there is an offer, or one that was set aside. Most sheds are left none, and only look at this.
-    static LEFT: Cell<bool> = const { Cell::new(false) };
-    /// A destructor would have to be set up, and asked for at each use. None is needed: `poll` takes out what it finds.
-    static OFFER: Cell<ManuallyDrop<Option<Offer>>> = const { Cell::new(ManuallyDrop::new(None)) };
-    /// What sheds further out were left, while one inside of them asks.
-    static OUTER: RefCell<Vec<Option<Offer>>> = const { RefCell::new(Vec::new()) };
+    /// Set anew by whichever shed asks, and put back after that, so it does not matter what a panic leaves here.
+    static ASK: Cell<Ask> = const { Cell::new(Ask::WhichIsFull(None)) };
+    // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
+    static REJECTION: Cell<Option<Box<Overloaded>>> = const { Cell::new(None) };
 }
 
 /// Whether the caller does not wait: it sheds, or only tries. It will not be woken.
@@ -91,19 +70,20 @@ pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
     ptr::eq(data, SHEDDING.data()) || ptr::eq(data, TRYING.data())
 }
 
-/// Leaves an offer for the caller, if it is one that sheds.
-pub(crate) fn leave(cx: &Context<'_>, offer: impl FnOnce() -> Offer) {
-    if ptr::eq(cx.waker().data(), SHEDDING.data()) {
-        // Where a service in between polls several of ours, the last one stands.
-        put(Some(offer()));
+/// Tells the caller that this limiter is full, if it is one that sheds.
+pub(crate) fn leave(
+    cx: &Context<'_>,
+    limiter: LimiterId,
+    reject: impl FnOnce() -> Box<Overloaded>,
+) {
+    if !ptr::eq(cx.waker().data(), SHEDDING.data()) {
+        return;
     }
-}
-
-/// Gives back what was there before.
-#[inline]
-fn put(offer: Option<Offer>) -> Option<Offer> {
-    LEFT.set(offer.is_some());
-    ManuallyDrop::into_inner(OFFER.replace(ManuallyDrop::new(offer)))
+    match ASK.get() {
+        Ask::WhichIsFull(_) => ASK.set(Ask::WhichIsFull(Some(limiter))),
+        Ask::Rejection(of) if of == limiter => REJECTION.set(Some(reject())),
+        Ask::Rejection(_) => {}
+    }
 }
 
 /// A limiter says that it is ready, but only to refuse in `call`.
@@ -127,85 +107,56 @@ pub(crate) fn try_now<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll
     poll(&mut Context::from_waker(&TRYING))
 }
 
-/// Polls without wanting to wait. Where it is `Pending`, `pending` is given the offer that was left by
-/// the layer of ours that held it up, if it was one of ours.
+/// Polls without wanting to wait. Where it is `Pending`, also says which limiter of ours was full, if one was.
 #[inline]
 pub(crate) fn poll<T>(
     poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-    pending: impl FnOnce(Option<Offer>),
-) -> Poll<T> {
-    let nested = LEFT.get();
-    if nested {
-        set_aside();
-    }
-    let panicked = Panicked { nested };
+) -> (Poll<T>, Option<LimiterId>) {
+    let outer = ASK.replace(Ask::WhichIsFull(None));
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    mem::forget(panicked);
-    if polled.is_pending() {
-        pending(LEFT.get().then(|| take_left(nested)).flatten());
-    } else if LEFT.get() {
-        drop_left(nested);
+    match ASK.replace(outer) {
+        Ask::WhichIsFull(full) => (polled, full),
+        Ask::Rejection(_) => (polled, None),
     }
-    polled
 }
 
-/// What an outer shed was left so far is kept for it, until it is put back.
+/// The same once more, because the request is to be rejected: by this limiter, if it is still full.
 #[cold]
-fn set_aside() {
-    let offer = put(None);
-    OUTER.with_borrow_mut(|outer| outer.push(offer));
-    LEFT.set(true);
-}
-
-/// Puts back what was set aside, if something was.
-fn take_left(nested: bool) -> Option<Offer> {
-    if !nested {
-        return put(None);
-    }
-    let left = put(OUTER.with_borrow_mut(Vec::pop).flatten());
-    LEFT.set(true); // as it was
-    left
-}
-
-#[cold]
-fn drop_left(nested: bool) {
-    take_left(nested);
-}
-
-/// What a service was left that panics is nobody's.
-struct Panicked {
-    nested: bool,
-}
-
-impl Drop for Panicked {
-    #[cold]
-    fn drop(&mut self) {
-        drop_left(self.nested);
-    }
+pub(crate) fn reject<T>(
+    full: LimiterId,
+    poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+) -> (Poll<T>, Option<Box<Overloaded>>) {
+    let outer = ASK.replace(Ask::Rejection(full));
+    drop(REJECTION.take()); // what a panic has left
+    let polled = poll(&mut Context::from_waker(&SHEDDING));
+    ASK.set(outer);
+    (polled, REJECTION.take())
 }
 
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::Reason;
 
-    fn offer(layer: &'static str) -> Offer {
-        Offer::Permit(Arc::new(Gate::new(layer, 1).unwrap()))
+    fn limiter() -> (LimiterId, Arc<u8>) {
+        let limiter = Arc::new(0);
+        (LimiterId::of(&limiter), limiter)
     }
 
-    fn ask<T>(service: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> (Poll<T>, Option<Offer>) {
-        let mut left = None;
-        let polled = poll(service, |offer| left = offer);
-        (polled, left)
+    fn rejection(layer: &'static str) -> Box<Overloaded> {
+        let second = Duration::from_secs(1);
+        Box::new(Overloaded::new(layer, Reason::AtLimit, second))
     }
 
-    #[track_caller]
-    fn assert_is(offer: Option<Offer>, layer: &'static str) {
-        assert_eq!(offer.expect("one was left").take_up().layer(), layer);
+    fn full(cx: &Context<'_>, limiter: LimiterId) {
+        leave(cx, limiter, || panic!("nobody asked for the rejection"));
     }
 
     #[test]
-    fn only_its_own_waker_is_recognised() {
-        let _ = ask(|cx| {
+    fn only_the_wakers_of_a_shed_and_of_one_that_tries_are_known() {
+        let _ = poll(|cx| {
             assert!(is_shedding(cx));
             assert!(is_shedding(&Context::from_waker(&cx.waker().clone())));
             Poll::Ready(())
@@ -215,91 +166,70 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_reaches_the_nearest_shed_only() {
-        let (_, outer) = ask(|cx| {
-            leave(cx, || offer("outer"));
-            let (_, inner) = ask(|cx| {
-                leave(cx, || offer("inner"));
+    fn the_nearest_shed_is_told_which_was_full_the_last_one_if_there_are_several() {
+        let [outer, first, last] = [(); 3].map(|()| limiter());
+        let (_, told) = poll(|cx| {
+            full(cx, outer.0);
+            let (_, told) = poll(|cx| {
+                full(cx, first.0);
+                full(cx, last.0);
                 Poll::<()>::Pending
             });
-            assert_is(inner, "inner");
+            assert_eq!(told, Some(last.0));
             Poll::<()>::Pending
         });
-        assert_is(outer, "outer");
-        let (_, none) = ask(|_| Poll::<()>::Pending);
-        assert!(none.is_none());
+        assert_eq!(told, Some(outer.0));
+        let (_, none) = poll(|_| Poll::<()>::Pending);
+        assert_eq!(none, None);
     }
 
     #[test]
-    fn however_deep_they_are_inside_each_other_each_has_its_own() {
-        let (_, outer) = ask(|cx| {
-            leave(cx, || offer("outer"));
-            let (_, middle) = ask(|cx| {
-                let (_, none) = ask(|_| Poll::<()>::Pending);
-                assert!(none.is_none());
-                let (_, none) = ask(|cx| {
-                    leave(cx, || offer("inner"));
-                    Poll::Ready(())
-                });
-                assert!(none.is_none());
-                leave(cx, || offer("middle"));
-                let (_, inner) = ask(|cx| {
-                    leave(cx, || offer("inner"));
-                    Poll::<()>::Pending
-                });
-                assert_is(inner, "inner");
+    fn only_the_one_that_is_asked_rejects() {
+        let [asked, other] = [(); 2].map(|()| limiter());
+        let (_, rejected) = reject(asked.0, |cx| {
+            full(cx, other.0);
+            leave(cx, asked.0, || rejection("asked"));
+            let (_, inner) = poll(|cx| {
+                full(cx, asked.0);
                 Poll::<()>::Pending
             });
-            assert_is(middle, "middle");
-            let (_, none) = ask(|_| ask(|_| Poll::<()>::Pending).0);
-            assert!(none.is_none());
+            assert_eq!(inner, Some(asked.0));
             Poll::<()>::Pending
         });
-        assert_is(outer, "outer");
-        assert!(!LEFT.get() && OUTER.with_borrow(Vec::is_empty));
+        assert_eq!(rejected, Some(rejection("asked")));
+        let (_, none) = reject(asked.0, |_| Poll::<()>::Pending);
+        assert_eq!(none, None);
     }
 
     #[test]
-    fn a_panic_leaves_nothing_behind_but_what_is_the_outer_ones() {
-        let (_, outer) = ask(|cx| {
-            leave(cx, || offer("outer"));
-            let panicked = std::panic::catch_unwind(|| {
-                ask(|cx| -> Poll<()> {
-                    leave(cx, || offer("inner"));
-                    panic!("the service panics")
-                })
-            });
-            assert!(panicked.is_err());
+    fn what_a_panic_leaves_behind_does_not_matter() {
+        let (asked, _alive) = limiter();
+        let panics = std::panic::catch_unwind(|| {
+            reject(asked, |cx| -> Poll<()> {
+                leave(cx, asked, || rejection("asked"));
+                panic!("in the middle of it")
+            })
+        });
+        assert!(panics.is_err());
+        let (_, told) = poll(|cx| {
+            full(cx, asked);
             Poll::<()>::Pending
         });
-        assert_is(outer, "outer");
-        assert!(!LEFT.get() && OUTER.with_borrow(Vec::is_empty));
+        assert_eq!(told, Some(asked));
+        let (_, none) = reject(asked, |_| Poll::<()>::Pending);
+        assert_eq!(none, None);
     }
 
     #[test]
-    fn what_is_ready_after_all_leaves_nothing_behind() {
-        let (_, outer) = ask(|cx| {
-            let (_, none) = ask(|cx| {
-                leave(cx, || offer("inner"));
-                Poll::Ready(())
-            });
-            assert!(none.is_none());
-            leave(cx, || offer("first"));
-            leave(cx, || offer("last"));
-            Poll::<()>::Pending
-        });
-        assert_is(outer, "last");
-    }
-
-    #[test]
-    fn none_is_made_for_one_that_only_tries() {
-        let (_, none) = ask(|_| {
+    fn one_that_only_tries_is_told_nothing() {
+        let (limiter, _alive) = limiter();
+        let (_, none) = poll(|_| {
             try_now(|cx| {
                 assert!(is_shedding(cx));
-                leave(cx, || unreachable!("nobody asked"));
+                full(cx, limiter);
                 Poll::<()>::Pending
             })
         });
-        assert!(none.is_none());
+        assert_eq!(none, None);
     }
 }

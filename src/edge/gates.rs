@@ -224,7 +224,7 @@ impl<S, E, H: HoldKind> GatesService<S, E, H> {
             return Admission::Failed(refusal);
         }
         held.send(&mut now);
-        if let Err(refusal) = self.inner.take_ready() {
+        if let Err(refusal) = self.inner.take_ready::<R>() {
             held.end = End::Refused;
             return Admission::Failed(refusal);
         }
