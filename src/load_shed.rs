@@ -30,8 +30,7 @@
 //! # Behaviour
 //! Always ready. If the inner service was not, `call` answers with [`Overloaded`] and the inner
 //! service is not called. If it was a layer of this crate that was not ready, the refusal carries
-//! that layer's name, reason and retry hint, and that layer counts it, when `call` answers with it; if it has room by then,
-//! the request is served. Otherwise it
+//! that layer's name, reason and retry hint, and that layer counts it, when `call` answers with it. Otherwise it
 //! is [`Reason::NotReady`] with a hint of one second.
 //!
 //! A service in between may ask several layers, such as one that takes the first service that is ready. If one of
@@ -169,7 +168,7 @@ impl<S> LoadShed<S> {
         }
     }
 
-    /// Asks the limiter that was full for its rejection. It may have room by now.
+    /// Asks the limiter that was full for its rejection. Another one may have room by now.
     #[cold]
     fn reject<R>(&mut self) -> Result<(), Box<Overloaded>>
     where

@@ -112,6 +112,8 @@ enum State<Seen> {
     Held,
     /// With what was seen, if the attempt that failed decided it.
     Refused(Reason, Option<Seen>),
+    /// A shed was told so, and what was seen. It may come back for the rejection.
+    Full(Seen),
 }
 
 impl<L: Limiter> Claim<L> {
@@ -199,7 +201,7 @@ impl<L: Limiter> Claim<L> {
             State::Refused(reason, Some(seen)) => {
                 Err(self.limiter.refuse_as_seen(self.ask, reason, seen))
             }
-            State::Idle | State::Waiting(..) => {
+            State::Idle | State::Waiting(..) | State::Full(_) => {
                 panic!(
                     "`call` without `poll_ready`: a service must be polled ready before each call"
                 )
@@ -212,7 +214,7 @@ impl<L: Limiter> Claim<L> {
         let granted = match mem::take(&mut self.state) {
             State::Waiting(ticket, _) => self.limiter.leave(ticket),
             State::Held => true,
-            State::Idle | State::Refused(..) => false,
+            State::Idle | State::Refused(..) | State::Full(_) => false,
         };
         if granted {
             self.limiter.give_back(self.ask);
@@ -226,6 +228,13 @@ impl<L: Limiter> Claim<L> {
             State::Refused(..) => {
                 self.state = State::Idle; // it is judged anew
                 self.poll(cx)
+            }
+            State::Full(seen) => {
+                self.state = State::Idle;
+                match shed::wants_rejection(cx, LimiterId::of(&self.limiter)) {
+                    true => self.tell_full(cx, Some(seen)),
+                    false => self.poll(cx),
+                }
             }
             State::Idle | State::Waiting(..) => self.poll_slow(cx, None),
         }
@@ -308,7 +317,11 @@ impl<L: Limiter> Claim<L> {
         if self.is_held() {
             return Poll::Ready(());
         }
-        self.state = State::Idle;
+        self.state = seen.map_or(State::Idle, State::Full);
+        self.tell_full(cx, seen)
+    }
+
+    fn tell_full(&self, cx: &Context<'_>, seen: Option<L::Seen>) -> Poll<()> {
         shed::leave(cx, LimiterId::of(&self.limiter), || match seen {
             Some(seen) => (self.limiter).refuse_as_seen(self.ask, Reason::AtLimit, seen),
             None => self.limiter.refuse(self.ask, Reason::AtLimit),
@@ -345,6 +358,7 @@ impl<L: Limiter + fmt::Debug> fmt::Debug for Claim<L> {
             State::Waiting(..) => "waiting",
             State::Held => "held",
             State::Refused(..) => "refused",
+            State::Full(_) => "full",
         };
         f.debug_struct("Claim")
             .field("limiter", &self.limiter)

@@ -3,9 +3,9 @@
 //! `LoadShed` polls its inner service with a waker of its own that wakes nobody. A full gate that
 //! is polled with that very waker knows that nobody will come back for what it might set aside: it
 //! answers `Pending` without queueing, and leaves a note of which gate it is. If `LoadShed` is then called, it asks once
-//! more, and that gate rejects the request. Not before that is the rejection made and counted: a service in between may
-//! find another gate with room, and a service that is polled need not be called. If there is room by then, the
-//! request is served.
+//! more, and that gate rejects the request, by what it saw before. Not before that is the rejection made and counted: a
+//! service in between may find another gate with room, and a service that is polled need not be called. If another
+//! gate has room by then, the request is served.
 //!
 //! The question goes by waker and not by a thread-local flag, because a service in between may
 //! poll *other* futures inside its `poll_ready` (`Balance`, any `FuturesUnordered`). Those have
@@ -68,6 +68,12 @@ thread_local! {
 pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
     let data = cx.waker().data();
     ptr::eq(data, SHEDDING.data()) || ptr::eq(data, TRYING.data())
+}
+
+/// Whether a shed asks for the rejection of this limiter.
+pub(crate) fn wants_rejection(cx: &Context<'_>, limiter: LimiterId) -> bool {
+    ptr::eq(cx.waker().data(), SHEDDING.data())
+        && matches!(ASK.get(), Ask::Rejection(of) if of == limiter)
 }
 
 /// Tells the caller that this limiter is full, if it is one that sheds.
