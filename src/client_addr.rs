@@ -17,7 +17,7 @@
 //!     Rate::per_second(10).burst(20),
 //!     move |request: &Request<Body>| client.key(request),
 //! );
-//! let app = Router::new().route("/", get(|| async { "hello" })).layer(
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(
 //!     ServiceBuilder::new().layer(OverloadResponseLayer::new()).layer(limit),
 //! );
 //! # #[cfg(feature = "axum")]

@@ -206,10 +206,10 @@ impl Wakes {
 
     #[inline]
     pub(crate) fn wake(self) {
-        match (self.granted, self.evicted) {
-            (granted, Some(evicted)) => Self::wake_both(granted, evicted),
-            (Some((_, waker)), None) => waker.wake(),
-            (None, None) => {}
+        if let Some(evicted) = self.evicted {
+            Self::wake_both(self.granted, evicted);
+        } else if let Some((_, waker)) = self.granted {
+            waker.wake();
         }
     }
 

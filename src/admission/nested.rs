@@ -8,7 +8,7 @@
 //! address is on a stack that belongs to the thread. A limiter that finds itself there when a caller has to wait was
 //! reached from inside itself.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, num::NonZeroUsize};
 
 use crate::sync::Arc;
 
@@ -20,21 +20,22 @@ const DEPTH: usize = 16;
 
 /// A limiter, known by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimiterId(usize);
+pub struct LimiterId(NonZeroUsize);
 
 impl LimiterId {
     #[inline]
     pub(crate) fn of<L>(limiter: &Arc<L>) -> Self {
-        Self(Arc::as_ptr(limiter).addr())
+        // No limiter is at address 0, and none at an odd one: they have words in them.
+        Self(NonZeroUsize::MIN | Arc::as_ptr(limiter).addr())
     }
 }
 
 thread_local! {
-    static HELD: RefCell<Stack> = const { RefCell::new(Stack { held: [LimiterId(0); DEPTH], len: 0 }) };
+    static HELD: RefCell<Stack> = const { RefCell::new(Stack { held: [None; DEPTH], len: 0 }) };
 }
 
 struct Stack {
-    held: [LimiterId; DEPTH],
+    held: [Option<LimiterId>; DEPTH],
     len: usize,
 }
 
@@ -51,7 +52,8 @@ pub(crate) fn holding<T>(limiter: Option<LimiterId>, poll: impl FnOnce() -> T) -
 /// In debug builds, if the caller runs inside a request that holds one.
 #[inline]
 pub(crate) fn check(limiter: LimiterId, name: &str) {
-    let nested = || HELD.with_borrow(|stack| stack.held[..stack.len.min(DEPTH)].contains(&limiter));
+    let nested =
+        || HELD.with_borrow(|stack| stack.held[..stack.len.min(DEPTH)].contains(&Some(limiter)));
     if CHECKS && !std::thread::panicking() && nested() {
         panic!(
             "the same `{name}` layer value is on the path of a request twice: the request holds one of its permits and \
@@ -68,7 +70,7 @@ impl Held {
     fn push(limiter: LimiterId) -> Self {
         HELD.with_borrow_mut(|stack| {
             if let Some(top) = stack.held.get_mut(stack.len) {
-                *top = limiter;
+                *top = Some(limiter);
             }
             stack.len += 1;
         });

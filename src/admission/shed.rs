@@ -45,20 +45,14 @@ fn nobody() -> Waker {
     Waker::from(Arc::new(Nobody(0)))
 }
 
-/// What a shed wants of the gates that it asks.
-#[derive(Clone, Copy)]
-enum Ask {
-    /// Whether one of them is full: which that was, the last one if there are several.
-    WhichIsFull(Option<LimiterId>),
-    /// The rejection of this one, if it is still full.
-    Rejection(LimiterId),
-}
-
 thread_local! {
     /// Whether a service that was just said to be ready is so only to refuse.
     static REFUSING: Cell<bool> = const { Cell::new(false) };
-    /// Set anew by whichever shed asks, and put back after that, so it does not matter what a panic leaves here.
-    static ASK: Cell<Ask> = const { Cell::new(Ask::WhichIsFull(None)) };
+    // Both are set by the shed that asks, and put back after that, so it does not matter what a panic leaves here.
+    /// The limiter that was full, the last one if there were several.
+    static FULL: Cell<Option<LimiterId>> = const { Cell::new(None) };
+    /// The limiter that is to reject, if it is still full.
+    static REJECTS: Cell<Option<LimiterId>> = const { Cell::new(None) };
     // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
     static REJECTION: Cell<Option<Box<Overloaded>>> = const { Cell::new(None) };
 }
@@ -72,8 +66,7 @@ pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
 
 /// Whether a shed asks for the rejection of this limiter.
 pub(crate) fn wants_rejection(cx: &Context<'_>, limiter: LimiterId) -> bool {
-    ptr::eq(cx.waker().data(), SHEDDING.data())
-        && matches!(ASK.get(), Ask::Rejection(of) if of == limiter)
+    ptr::eq(cx.waker().data(), SHEDDING.data()) && REJECTS.get() == Some(limiter)
 }
 
 /// Tells the caller that this limiter is full, if it is one that sheds.
@@ -85,10 +78,10 @@ pub(crate) fn leave(
     if !ptr::eq(cx.waker().data(), SHEDDING.data()) {
         return;
     }
-    match ASK.get() {
-        Ask::WhichIsFull(_) => ASK.set(Ask::WhichIsFull(Some(limiter))),
-        Ask::Rejection(of) if of == limiter => REJECTION.set(Some(reject())),
-        Ask::Rejection(_) => {}
+    match REJECTS.get() {
+        None => FULL.set(Some(limiter)),
+        Some(rejects) if rejects == limiter => REJECTION.set(Some(reject())),
+        Some(_) => {}
     }
 }
 
@@ -118,12 +111,10 @@ pub(crate) fn try_now<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll
 pub(crate) fn poll<T>(
     poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
 ) -> (Poll<T>, Option<LimiterId>) {
-    let outer = ASK.replace(Ask::WhichIsFull(None));
+    let outer = (FULL.replace(None), REJECTS.replace(None));
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    match ASK.replace(outer) {
-        Ask::WhichIsFull(full) => (polled, full),
-        Ask::Rejection(_) => (polled, None),
-    }
+    REJECTS.set(outer.1);
+    (polled, FULL.replace(outer.0))
 }
 
 /// The same once more, because the request is to be rejected: by this limiter, if it is still full.
@@ -132,10 +123,10 @@ pub(crate) fn reject<T>(
     full: LimiterId,
     poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
 ) -> (Poll<T>, Option<Box<Overloaded>>) {
-    let outer = ASK.replace(Ask::Rejection(full));
+    let outer = REJECTS.replace(Some(full));
     drop(REJECTION.take()); // what a panic has left
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    ASK.set(outer);
+    REJECTS.set(outer);
     (polled, REJECTION.take())
 }
 
