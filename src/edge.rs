@@ -348,8 +348,11 @@ where
                 // Routers have errors of which there are no values: nothing has to be known to answer one.
                 let caller = can_be::<S::Error>().then(|| Caller::of(&request));
                 let handover = Handover::<S::Error>::begin();
-                let future = self.gates.inner.get_mut().call(request);
-                let future = GatesFuture::sent(future, held, handover.end());
+                let future = GatesFuture::sent(
+                    self.gates.inner.get_mut().call(request),
+                    held,
+                    handover.end(),
+                );
                 self.response.around(future, caller)
             }
             Admission::Waits(place) => {

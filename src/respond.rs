@@ -104,12 +104,8 @@ pub(crate) use self::protocol::Caller;
 use self::unread::{Unread, is_unread};
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
 use crate::{
-    BoxError, Overloaded, Reason,
-    admission::{
-        hand_back,
-        handover::{Handover, KeptBack},
-        response::pass_on,
-    },
+    BoxError, Overloaded, Reason, ResponseFuture,
+    admission::{hand_back, handover::Handover},
     jitter::Jitter,
     observe::events,
 };
@@ -205,7 +201,6 @@ impl OverloadResponseLayer {
     ) -> OverloadResponseFuture<F, B> {
         OverloadResponseFuture {
             state: State::Called { future },
-            kept_back: KeptBack::YES,
             caller,
             settings: self.settings.clone(),
         }
@@ -220,7 +215,6 @@ impl OverloadResponseLayer {
     ) -> OverloadResponseFuture<F, B> {
         OverloadResponseFuture {
             state: State::Watched { future },
-            kept_back: KeptBack::YES,
             caller: Some(caller),
             settings: self.settings.clone(),
         }
@@ -239,7 +233,6 @@ impl OverloadResponseLayer {
                 error: Some(error),
                 unread: self.settings.unread(Some(request)),
             },
-            kept_back: KeptBack::YES,
             caller,
             settings: self.settings.clone(),
         }
@@ -496,7 +489,7 @@ where
 {
     type Response = Response<OverloadBody<C>>;
     type Error = Infallible;
-    type Future = OverloadResponseFuture<S::Future, B>;
+    type Future = OverloadResponseFuture<ResponseFuture<S::Future, ()>, B>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         if self.failed.is_none() {
@@ -521,9 +514,8 @@ where
         // The future is large, so it is put where it belongs without a stop in between.
         OverloadResponseFuture {
             state: State::Called {
-                future: self.inner.call(request),
+                future: ResponseFuture::admitted(self.inner.call(request), (), handover.end()),
             },
-            kept_back: handover.end(),
             caller,
             settings,
         }
@@ -533,7 +525,10 @@ where
 impl<S> OverloadResponse<S> {
     /// Calls the inner service with a request whose body is to be read if the request is rejected.
     #[inline]
-    fn call_watched<B>(&mut self, request: Request<B>) -> OverloadResponseFuture<S::Future, B>
+    fn call_watched<B>(
+        &mut self,
+        request: Request<B>,
+    ) -> OverloadResponseFuture<ResponseFuture<S::Future, ()>, B>
     where
         S: Service<Request<B>>,
         B: Body + 'static,
@@ -544,9 +539,8 @@ impl<S> OverloadResponse<S> {
         let handover = Handover::<S::Error>::begin();
         let mut response = OverloadResponseFuture {
             state: State::Watched {
-                future: self.inner.call(request),
+                future: ResponseFuture::admitted(self.inner.call(request), (), handover.end()),
             },
-            kept_back: handover.end(),
             caller,
             settings,
         };
@@ -572,7 +566,6 @@ pin_project! {
     pub struct OverloadResponseFuture<F, B> {
         #[pin]
         state: State<F, B>,
-        kept_back: KeptBack,
         // Until it is answered; unless it cannot fail.
         caller: Option<Caller>,
         settings: Shared,
@@ -618,7 +611,6 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.as_mut().project();
-        let kept_back = *this.kept_back;
         let (future, wanting) = match this.state.project() {
             StateProjection::Called { future } => (future, None),
             StateProjection::Watched { future } => (future, Some(hand_back::want())),
@@ -627,7 +619,7 @@ where
                 let unread = unread.take();
                 return match ready!(future.as_mut().poll(cx)) {
                     Ok(response) => Poll::Ready(Ok(response.map(OverloadBody::inner))),
-                    Err(error) => self.answer(pass_on(error.into(), kept_back), unread, cx),
+                    Err(error) => self.answer(error.into(), unread, cx),
                 };
             }
             StateProjection::Failed { error, unread } => {
@@ -641,7 +633,7 @@ where
             Err(error) => {
                 let rejected = wanting.and_then(hand_back::Wanting::take);
                 let unread = this.settings.unread(rejected);
-                self.answer(pass_on(error.into(), kept_back), unread, cx)
+                self.answer(error.into(), unread, cx)
             }
         }
     }

@@ -195,13 +195,21 @@ impl<L: Limiter> Claim<L> {
     /// If it was not polled ready.
     #[inline]
     pub(crate) fn take(&mut self) -> Result<(), Box<Overloaded>> {
+        if !self.is_held() {
+            return Err(self.take_rejection());
+        }
+        self.state = State::Idle;
+        Ok(())
+    }
+
+    #[cold]
+    fn take_rejection(&mut self) -> Box<Overloaded> {
         match mem::take(&mut self.state) {
-            State::Held => Ok(()),
-            State::Refused(reason, None) => Err(self.limiter.refuse(self.ask, reason)),
+            State::Refused(reason, None) => self.limiter.refuse(self.ask, reason),
             State::Refused(reason, Some(seen)) => {
-                Err(self.limiter.refuse_as_seen(self.ask, reason, seen))
+                self.limiter.refuse_as_seen(self.ask, reason, seen)
             }
-            State::Idle | State::Waiting(..) | State::Full(_) => {
+            State::Idle | State::Waiting(..) | State::Held | State::Full(_) => {
                 panic!(
                     "`call` without `poll_ready`: a service must be polled ready before each call"
                 )

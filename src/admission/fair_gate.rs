@@ -357,13 +357,8 @@ impl FairGate {
         let named = name.and_then(|name| Some((self.key(name)?, name)));
         let mut state = self.lock();
         let mut weight = None;
-        if let Some((key, name)) = &named {
-            if let Some(weight_of) = state.tenants.must_ask_weight(key) {
-                drop(state);
-                weight = Some(ask_weight(&weight_of, name));
-                drop(weight_of);
-                state = self.lock();
-            }
+        if state.tenants.asks_weights() {
+            (state, weight) = self.ask_weight(state, named.as_ref());
         }
         let State { tenants, queue, .. } = &mut *state;
         let tenant = tenants.attach(queue, named, weight);
@@ -381,6 +376,25 @@ impl FairGate {
             return Arrived::Begins(arrival, charge, waited);
         }
         self.queue_up(state, arrival, now)
+    }
+
+    /// Asks for the weight of a tenant that is not known yet, without the lock.
+    #[cold]
+    fn ask_weight<'a>(
+        &'a self,
+        state: Locked<'a>,
+        named: Option<&(Fingerprint, &str)>,
+    ) -> (Locked<'a>, Option<u32>) {
+        let Some((key, name)) = named else {
+            return (state, None);
+        };
+        let Some(weight_of) = state.tenants.must_ask_weight(key) else {
+            return (state, None);
+        };
+        drop(state);
+        let weight = ask_weight(&weight_of, name);
+        drop(weight_of);
+        (self.lock(), Some(weight))
     }
 
     /// Takes back that [`arrive`](Self::arrive) let it begin: the request has to wait after all.
@@ -589,7 +603,9 @@ impl FairGate {
         // It may have been all that its tenant may have running.
         let granted = state.pass_on(now);
         drop(state);
-        Wakes::of(granted).wake();
+        if granted.is_some() {
+            Wakes::of(granted).wake();
+        }
         self.report_anonymous(all_anonymous);
     }
 

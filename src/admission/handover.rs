@@ -41,9 +41,6 @@ thread_local! {
 pub(crate) struct KeptBack(bool);
 
 impl KeptBack {
-    /// Where the future marks its rejections itself.
-    pub(crate) const YES: Self = Self(true);
-
     #[inline]
     pub(crate) fn get(self) -> bool {
         self.0

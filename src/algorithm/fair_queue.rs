@@ -151,6 +151,17 @@ struct Tenant {
     begun: Begun,
 }
 
+impl Tenant {
+    /// The service time that is expected of a request: that of others, if nothing is known of this one's.
+    #[inline]
+    fn expected(&self, of_others: u64) -> u64 {
+        match self.estimate {
+            0 => of_others,
+            known => known,
+        }
+    }
+}
+
 /// Sums over those requests of a tenant that have begun.
 #[derive(Debug, Default)]
 struct Begun {
@@ -703,15 +714,18 @@ impl<T> FairQueue<T> {
     #[inline(never)]
     fn paced_entry(&mut self, id: u32) -> u128 {
         let tenant = &self.tenants[id as usize];
-        let one_request = u128::from(self.expected(tenant)) * u128::from(tenant.price);
+        let expected = tenant.expected(self.estimate);
+        let one_request = u128::from(expected) * u128::from(tenant.price);
         // Each request that runs counts as a tenant of this one's weight. That is too many where a tenant has several,
         // and too many is safe: the clock is slow, and newcomers begin closer to `V`.
         let running = u64::from(tenant.weight).saturating_mul(self.running as u64);
         let competing = self.weight_waiting.saturating_add(running).max(1);
         let moved = u128::from(mem::take(&mut self.used)) * u128::from(ONE / competing);
         self.pace = self.pace.saturating_add(moved);
-        let latest = self.virtual_time.saturating_add(one_request);
-        self.pace.clamp(self.virtual_time, latest)
+        let most = self.virtual_time.saturating_add(one_request);
+        let entry = self.pace.clamp(self.virtual_time, most);
+        self.latest = self.latest.max(entry);
+        entry
     }
 
     /// A tenant that did not compete begins where the others are.
@@ -721,25 +735,15 @@ impl<T> FairQueue<T> {
         let tag = &mut self.tenants[id as usize].tag;
         if entry > *tag {
             *tag = entry;
-            self.latest = self.latest.max(entry);
-        }
-    }
-
-    /// The service time that is expected of a tenant's request.
-    #[inline]
-    fn expected(&self, tenant: &Tenant) -> u64 {
-        match tenant.estimate {
-            0 => self.estimate,
-            known => known,
         }
     }
 
     /// Charges for a request whose turn it is.
     fn charge(&mut self, id: u32, cost: NonZeroU32) -> Charge {
         self.running += 1;
-        let expected = self.expected(&self.tenants[id as usize]);
-        let paid = expected.max(1).saturating_mul(cost.get().into());
         let tenant = &mut self.tenants[id as usize];
+        let expected = tenant.expected(self.estimate);
+        let paid = expected.max(1).saturating_mul(cost.get().into());
         let charge = Charge {
             tenant: id,
             cost,

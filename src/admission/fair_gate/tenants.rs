@@ -158,9 +158,14 @@ impl Tenants {
         tenants
     }
 
+    /// Whether there is a function that gives weights by name.
+    #[inline]
+    pub(super) fn asks_weights(&self) -> bool {
+        self.weight_of.is_some()
+    }
+
     /// What gives the weight of a tenant that is to be attached, if it is not known yet. It is foreign, so it is
     /// called without the lock.
-    #[inline]
     pub(super) fn must_ask_weight(&self, key: &Fingerprint) -> Option<WeightOf> {
         let weight_of = self.weight_of.as_ref()?;
         let known = self.ids.contains_key(key) || self.weights.contains_key(key);
