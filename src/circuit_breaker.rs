@@ -69,8 +69,8 @@
 //!
 //! # Errors
 //! [`Overloaded`](crate::Overloaded) with [`Reason::CircuitOpen`](crate::Reason::CircuitOpen).
-//! `retry_after` is the time that the circuit stays open yet, [exactly](crate::Overloaded::is_exact), and 5 s
-//! while a request probes. Errors of the inner service are passed on.
+//! `retry_after` is the time that the circuit will stay open, which is [exact](crate::Overloaded::is_exact) unless it was
+//! opened by hand, and 5 s while a request probes. Errors of the inner service are passed on.
 //!
 //! # Cancellation
 //! A request that is dropped says nothing about the service. If it was the probe, the next one is.

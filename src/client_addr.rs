@@ -207,8 +207,16 @@ impl Network {
         };
         let ip: IpAddr = ip.parse().ok()?;
         let most = if ip.is_ipv4() { 32 } else { 128 };
-        let bits = bits.unwrap_or(most);
-        (bits <= most).then_some(Self { ip, bits })
+        let bits: u32 = bits.unwrap_or(most);
+        let network = (bits <= most).then_some(Self { ip, bits })?;
+        // Clients are compared by canonical addresses, in which IPv4 is not written as IPv6.
+        Some(match ip.to_canonical() {
+            IpAddr::V4(mapped) if ip.is_ipv6() && bits >= 96 => Self {
+                ip: mapped.into(),
+                bits: bits - 96,
+            },
+            _ => network,
+        })
     }
 
     fn contains(&self, ip: IpAddr) -> bool {
@@ -303,6 +311,11 @@ mod tests {
                 error.to_string().contains("an address or a network"),
                 "{error}"
             );
+        }
+        for mapped in ["::ffff:10.0.0.0/104", "::ffff:10.0.0.1"] {
+            let behind = ClientAddr::behind([mapped]).unwrap();
+            let found = behind.ip(&request("10.0.0.1", &["192.0.2.7"]));
+            assert_eq!(found, Some("192.0.2.7".parse().unwrap()), "{mapped}");
         }
         let everybody = ClientAddr::behind(["0.0.0.0/0", "::/0"]).unwrap();
         let first = everybody.ip(&request("10.0.0.1", &["1.2.3.4, 203.0.113.1"]));

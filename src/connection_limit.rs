@@ -39,8 +39,11 @@
 //! | HTTP/2: no further streams | `keep_alive_interval` of hyper finds peers that are gone. One that answers pings stays |
 //! | all of it | an age after which connections are shut down gracefully; a limit for each address further out |
 //!
-//! `examples/serve/mod.rs` is a loop that does this, for axum, tonic and hyper. Serve health checks on a listener of their
-//! own, so that they are answered while all permits are taken.
+//! `examples/serve/mod.rs` is a loop that does this, for any tower service. Serve health checks on a listener of their own,
+//! so that they are answered while all permits are taken.
+//!
+//! The bytes of a TLS connection cannot be read here: one that begins with a TLS handshake is not bound by `head_timeout`.
+//! Bound the handshake where TLS is accepted.
 //!
 //! # How the transport pushes back
 //! | | what waits | what it is bounded by |

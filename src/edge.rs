@@ -97,11 +97,14 @@ use crate::{
     AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, Clock, CoDelConfig, CoDelLayer,
     ConfigError, Hold, OverloadResponseLayer, Permit, ShadowLayer, UntilBodyEnd, UntilResponse,
     WfqLayer, adaptive_concurrency,
-    admission::handover::{Handover, can_be},
+    admission::{
+        hand_back,
+        handover::{Handover, can_be},
+    },
     codel,
     config::EdgeConfig,
     hold::HoldKind,
-    respond::{Caller, OverloadBody, OverloadResponseFuture},
+    respond::{Caller, OverloadBody, OverloadResponseFuture, is_unread},
     wfq::{self, ExtractTenant, FromExtension, Running},
 };
 
@@ -344,6 +347,18 @@ where
     #[inline(never)]
     fn call(&mut self, request: Request<B>) -> Self::Future {
         match self.gates.admit(&request) {
+            // What is inside may reject it yet, and then its body is to be read.
+            Admission::Sent(held) if can_be::<S::Error>() && is_unread(&request) => {
+                let caller = Caller::of(&request);
+                let wanting = hand_back::want();
+                let handover = Handover::<S::Error>::begin();
+                let future = GatesFuture::sent(
+                    self.gates.inner.get_mut().call(request),
+                    held,
+                    handover.end(),
+                );
+                self.response.around_watched(future, caller, wanting)
+            }
             Admission::Sent(held) => {
                 // Routers have errors of which there are no values: nothing has to be known to answer one.
                 let caller = can_be::<S::Error>().then(|| Caller::of(&request));

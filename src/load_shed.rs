@@ -68,7 +68,12 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Overloaded, Reason, ResponseFuture,
-    admission::{hand_back, handover::Handover, nested::LimiterId, shed},
+    admission::{
+        hand_back,
+        handover::Handover,
+        nested::LimiterId,
+        shed::{self, Answer},
+    },
 };
 
 fn not_ready() -> Box<Overloaded> {
@@ -131,10 +136,10 @@ where
                 if full.is_none() {
                     self.inner = self.inner.clone();
                 }
-                self.full = full;
                 false
             }
         };
+        self.full = full;
         Poll::Ready(Ok(()))
     }
 
@@ -160,7 +165,7 @@ impl<S> LoadShed<S> {
     #[inline]
     pub(crate) fn take_ready<R>(&mut self) -> Result<(), Box<Overloaded>>
     where
-        S: Service<R>,
+        S: Service<R> + Clone,
     {
         match std::mem::take(&mut self.ready) {
             true => Ok(()),
@@ -168,21 +173,30 @@ impl<S> LoadShed<S> {
         }
     }
 
-    /// Asks the limiter that was full for its rejection. Another one may have room by now.
+    /// Asks the limiter that was full for its rejection. By now it may have room, and another one may be full.
     #[cold]
     fn reject<R>(&mut self) -> Result<(), Box<Overloaded>>
     where
-        S: Service<R>,
+        S: Service<R> + Clone,
     {
-        let Some(full) = self.full.take() else {
-            return Err(not_ready());
-        };
-        match shed::reject(full, |cx| self.inner.poll_ready(cx)) {
-            (Poll::Ready(Ok(())), _) => Ok(()),
-            (_, Some(rejection)) => Err(rejection),
-            // It is dead, or another one is full by now. `poll_ready` will tell.
-            (_, None) => Err(not_ready()),
+        const ASKS: usize = 4;
+        for _ in 0..ASKS {
+            let Some(full) = self.full.take() else {
+                break;
+            };
+            match shed::reject(full, |cx| self.inner.poll_ready(cx)) {
+                Answer::Rejected(rejection, is_ready) => {
+                    if is_ready {
+                        self.inner = self.inner.clone(); // what it has reserved goes back
+                    }
+                    return Err(rejection);
+                }
+                Answer::NotRejected(Poll::Ready(Ok(())), _) => return Ok(()),
+                Answer::NotRejected(Poll::Ready(Err(_)), _) => break, // `poll_ready` will tell
+                Answer::NotRejected(Poll::Pending, full) => self.full = full,
+            }
         }
+        Err(not_ready())
     }
 
     #[inline]

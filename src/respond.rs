@@ -55,7 +55,8 @@
 //! It gets the body from the layers of this crate that reject a request. It does not get it if another task rejects the
 //! request (behind a `Buffer`), or if a layer in between gives the request a body of another type.
 //!
-//! So a request's body has to be a [`Body`]. A `()` is none: in a test, take a `Request<String>`.
+//! So a request's body has to be a [`Body`]. A `()` is none: in a test, take a `Request<String>`. The wait for a body needs a
+//! tokio runtime with time enabled; outside of any runtime there is no wait.
 //!
 //! # Errors
 //! None. An error of the inner service that is no `Overloaded`, nor has one as its source, is logged and
@@ -66,7 +67,8 @@
 //! # Cancellation
 //! Nothing is held. A WebSocket is closed in a task of its own, which ends after two seconds at the
 //! latest; there are at most 1024 of them in a process, and past that it is a plain 503. While the body of a rejected
-//! request is read, nothing is held for the request any more.
+//! request is read, the layers inside hold nothing for the request any more. Layers outside this one hold their permits until
+//! it is answered: make this layer the outermost, or let an inner one `leave_body_unread()`.
 //!
 //! # Cloning
 //! Clones share their settings.
@@ -101,7 +103,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 pub(crate) use self::protocol::Caller;
-use self::unread::{Unread, is_unread};
+use self::unread::Unread;
+pub(crate) use self::unread::is_unread;
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
 use crate::{
     BoxError, Overloaded, Reason, ResponseFuture,
@@ -218,6 +221,25 @@ impl OverloadResponseLayer {
             caller: Some(caller),
             settings: self.settings.clone(),
         }
+    }
+
+    /// The same, of a request that was sent, and may have been rejected in that call.
+    #[inline]
+    pub(crate) fn around_watched<F, B: Body + 'static>(
+        &self,
+        future: F,
+        caller: Caller,
+        wanting: hand_back::Wanting,
+    ) -> OverloadResponseFuture<F, B> {
+        let mut response = OverloadResponseFuture {
+            state: State::Watched { future },
+            caller: Some(caller),
+            settings: self.settings.clone(),
+        };
+        if wanting.is_given() {
+            response.rejected_in_call(wanting);
+        }
+        response
     }
 
     /// Answers a request that was not sent.
@@ -533,21 +555,11 @@ impl<S> OverloadResponse<S> {
         S: Service<Request<B>>,
         B: Body + 'static,
     {
-        let caller = Some(Caller::of(&request));
-        let settings = self.layer.settings.clone();
+        let caller = Caller::of(&request);
         let wanting = hand_back::want();
         let handover = Handover::<S::Error>::begin();
-        let mut response = OverloadResponseFuture {
-            state: State::Watched {
-                future: ResponseFuture::admitted(self.inner.call(request), (), handover.end()),
-            },
-            caller,
-            settings,
-        };
-        if wanting.is_given() {
-            response.rejected_in_call(wanting);
-        }
-        response
+        let future = ResponseFuture::admitted(self.inner.call(request), (), handover.end());
+        self.layer.around_watched(future, caller, wanting)
     }
 }
 

@@ -137,6 +137,8 @@ struct Session {
     retries: u64,
     /// How often the backoff was followed since it began, or began anew.
     backed_off: u32,
+    /// Whether the service may have worked on it before.
+    worked_on: bool,
 }
 
 struct Shared {
@@ -309,6 +311,12 @@ where
         let shared = &self.shared;
         let counts = &shared.counts;
         let result = result.as_ref();
+        if self.session.worked_on {
+            // A rejection of this attempt does not say that the service was never called.
+            if let Some(rejection) = judge::refusal(result) {
+                rejection.mark_further_in();
+            }
+        }
         let may_be_done_twice = || {
             request.method().is_idempotent() || request.extensions().get::<Idempotent>().is_some()
         };
@@ -322,7 +330,8 @@ where
             Verdict::Permanent => return counts.permanent.none(),
             Verdict::Gone => return counts.gone.none(),
             Verdict::Retryable if !may_be_done_twice() => return counts.not_idempotent.none(),
-            Verdict::Retryable | Verdict::Refused => {}
+            Verdict::Retryable => self.session.worked_on = true,
+            Verdict::Refused => {}
         }
         let ask = ask::of(result);
         if ask == Ask::Never {

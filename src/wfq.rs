@@ -148,7 +148,13 @@ pub(crate) struct Fair<E> {
 impl<E> WfqLayer<E> {
     /// A queue with these weights and bounds, for everything that is made from this value. `extract` is an
     /// [`ExtractTenant`], such as a `|request: &Request| Some(request.customer)`.
+    ///
+    /// # Panics
+    /// If a field's value is not allowed: see [`WfqConfig::check`].
     pub fn new(config: WfqConfig, extract: E) -> Self {
+        if let Err(error) = config.check() {
+            panic!("WfqLayer::new: {error}");
+        }
         Self::with(Arc::new(FairGate::new(config)), extract)
     }
 }

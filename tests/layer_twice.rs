@@ -18,7 +18,7 @@ use tower::{
 };
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, LoadShedLayer,
-    Overloaded, Reason, WfqConfig, WfqLayer, edge,
+    Overloaded, Rate, RateLimitLayer, Reason, WfqConfig, WfqLayer, edge,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -162,6 +162,10 @@ async fn nothing_else_is_mistaken_for_it() {
 
     let one = || ConcurrencyLimitLayer::new(1);
     assert_eq!(send(twice(one)).await, Ok(Ok(7)), "two values");
+
+    // Tokens come with time, whoever waits for them.
+    let rate = RateLimitLayer::new(Rate::per_second(1));
+    assert_eq!(send(twice(|| rate.clone())).await, Ok(Ok(7)), "two tokens");
 
     let full = ConcurrencyLimitLayer::new(1).max_waiting(0);
     assert_eq!(

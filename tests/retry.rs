@@ -20,7 +20,7 @@ use tower::{
 };
 use tower_backpressure::{
     ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer,
-    OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
+    OverloadResponseLayer, Overloaded, Rate, RateLimitLayer, RetryPolicy,
     retry::{
         Backoff, ByAnswer, Deadline, Idempotent, Judge, MAX_DELAY, Replay, ReplayBody, RetryBudget,
         Verdict,
@@ -713,6 +713,25 @@ async fn what_a_handler_has_started_is_not_sent_again_unless_it_may_be_done_twic
         assert_eq!((response.status().as_u16(), inner.calls()), (503, calls));
         assert_eq!(inner.delays(), vec![1.; calls - 1]);
     }
+}
+
+/// What was worked on in an earlier attempt is not as if it had never been sent, whoever rejects the last one.
+#[tokio::test(start_paused = true)]
+async fn a_rejection_after_an_attempt_that_was_worked_on_is_not_made_here() {
+    let inner = Server::always(500, &[]);
+    let limit = RateLimitLayer::new(Rate::every(3600 * SEC)).max_waiting(0);
+    let mut client = ServiceBuilder::new()
+        .layer(RetryLayer::new(policy().max_retries(1)))
+        .layer(limit)
+        .service(inner.clone());
+    let rejected_here = |error: &BoxError| {
+        let rejected = Overloaded::find(error.as_ref()).unwrap();
+        assert_eq!(rejected.layer(), "rate_limit");
+        rejected.rejected_here()
+    };
+    let worked_on = call(&mut client, get()).await.unwrap_err();
+    assert!(!rejected_here(&worked_on));
+    assert_eq!(inner.calls(), 1);
 }
 
 /// To wait for half a minute is for the caller to decide. A moment is waited for.

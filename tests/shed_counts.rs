@@ -245,3 +245,44 @@ async fn what_was_asked_for_by_hand_is_counted_when_it_is_delivered_too() {
     let refusal = refusal(shed.clone().oneshot(7).await);
     assert_eq!((refusal.layer(), rejected()), ("rate_limit", 1));
 }
+
+/// Between `poll_ready` and `call`, the limit that was full gets room and the one outside it is taken.
+#[tokio::test]
+async fn the_limit_that_is_full_by_then_rejects() {
+    let [outer, inner] = [(); 2].map(|()| ConcurrencyLimitLayer::new(1));
+    let mut shed = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(outer.clone())
+        .layer(inner.clone())
+        .service(Probe::new());
+    let busy = inner.handle().try_acquire().unwrap();
+    shed.ready().await.unwrap();
+    drop(busy);
+    let _busy = outer.handle().try_acquire().unwrap();
+    assert_eq!(refusal(shed.call(7).await).layer(), "concurrency_limit");
+    assert_eq!(rejected(&[outer, inner]), [1, 0]);
+}
+
+#[tokio::test]
+async fn one_limit_over_two_services_counts_a_request_once() {
+    let limit = ConcurrencyLimitLayer::new(1);
+    let services = first_ready(limit.layer(Probe::new()), limit.layer(Probe::new()));
+    let mut shed = LoadShedLayer::new().layer(services);
+    let _busy = limit.handle().try_acquire().unwrap();
+    refusal(shed.ready().await.unwrap().call(7).await);
+    assert_eq!(limit.handle().snapshot().rejected.total(), 1);
+}
+
+/// If another limit gets room in between, the request is served, and nobody has rejected it.
+#[tokio::test]
+async fn a_request_that_is_served_after_all_was_not_rejected() {
+    let (service, limits) = two_limits();
+    let mut shed = LoadShedLayer::new().layer(service);
+    let first = limits[0].handle().try_acquire().unwrap();
+    let _second = limits[1].handle().try_acquire().unwrap();
+    shed.ready().await.unwrap();
+    drop(first);
+    assert_eq!(shed.call(7).await.unwrap(), 7);
+    assert_eq!(rejected(&limits), [0, 0]);
+    assert_eq!(limits[0].handle().snapshot().in_flight, 0);
+}

@@ -45,7 +45,7 @@ pub async fn listen() -> Result<ConnectionLimit<TcpListener>, Box<dyn Error>> {
 }
 
 /// Answers `/health` on a listener of its own, at the next port. It is answered while no more connections are accepted on
-/// the other one, and strangers do not reach it.
+/// the other one. It has no limits: let the platform reach this port, and nobody else.
 pub async fn health<F>(addr: SocketAddr, report: F) -> Result<(), Box<dyn Error>>
 where
     F: Fn() -> String + Clone + Send + Sync + 'static,
@@ -113,7 +113,8 @@ where
                 _ = stopped.changed() => {}
             }
             connection.as_mut().graceful_shutdown();
-            let _ = connection.await; // an error is a client that went away
+            // A client that does not read its responses would keep it open for ever.
+            let _ = timeout(END, connection).await; // an error is a client that went away
         });
     }
     stop.send_replace(());

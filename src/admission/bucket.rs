@@ -382,6 +382,8 @@ impl Bucket {
 }
 
 impl Limiter for Bucket {
+    const HOLDS: bool = false;
+
     type Ask = u64;
     /// When it looked.
     type Seen = u64;

@@ -21,6 +21,9 @@ use crate::{BoxError, Overloaded, Reason, sync::Arc};
 
 /// What a claim is made on: something that admits, lets wait, and refuses.
 pub(crate) trait Limiter {
+    /// Whether an admitted request holds something until it is done, for which others may wait.
+    const HOLDS: bool;
+
     /// What a caller asks for, where that differs.
     type Ask: Copy;
 
@@ -169,7 +172,7 @@ impl<L: Limiter> Claim<L> {
             shed::note_refusing(); // `call` says so
             return Poll::Ready(Ok(()));
         }
-        let limiter = Some(LimiterId::of(&self.limiter));
+        let limiter = L::HOLDS.then(|| LimiterId::of(&self.limiter));
         let polled = nested::holding(limiter, || inner.poll_ready(cx)).map_err(Into::into);
         // An admission is kept while the inner service gets ready, but not for a caller that sheds:
         // it would hoard it, idle, until it happens to be polled again.

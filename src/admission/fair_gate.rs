@@ -198,6 +198,11 @@ impl Wakes {
         }
     }
 
+    /// Whether a waiter had to make room.
+    pub(crate) fn evicts(&self) -> bool {
+        self.evicted.is_some()
+    }
+
     /// Whoever is being polled need not be woken.
     fn but_for(self, own: &Ticket) -> Self {
         let granted = self.granted.filter(|(ticket, _)| ticket != own);
@@ -388,13 +393,16 @@ impl FairGate {
         let Some((key, name)) = named else {
             return (state, None);
         };
-        let Some(weight_of) = state.tenants.must_ask_weight(key) else {
-            return (state, None);
-        };
-        drop(state);
-        let weight = ask_weight(&weight_of, name);
-        drop(weight_of);
-        (self.lock(), Some(weight))
+        let mut state = state;
+        while let Some(weight_of) = state.tenants.must_ask_weight(key) {
+            drop(state);
+            let weight = ask_weight(&weight_of, name);
+            state = self.lock();
+            if state.tenants.has_weight_of(&weight_of) {
+                return (state, Some(weight));
+            }
+        }
+        (state, None)
     }
 
     /// Takes back that [`arrive`](Self::arrive) let it begin: the request has to wait after all.
@@ -424,7 +432,8 @@ impl FairGate {
         Arrived::Refused(self.refuse(state, arrival.tenant, Reason::QueueFull, now))
     }
 
-    /// Lets a request wait, if there is room, or room can be made.
+    /// Lets a request wait, if there is room, or room can be made: then the log is to be told of that,
+    /// by [`report_eviction`](Self::report_eviction), when the place has an owner.
     pub(crate) fn enqueue(
         &self,
         arrival: Arrival,
@@ -448,11 +457,13 @@ impl FairGate {
         let ticket = state.queue.push(tenant, cost, at, waker);
         let granted = state.pass_on(now);
         drop(state);
-        if evicted.is_some() {
-            self.bounds.report(Reason::QueueFull);
-        }
         let wakes = Wakes::of(granted).but_for(&ticket);
         Ok((ticket, Wakes { evicted, ..wakes }))
+    }
+
+    /// To be called without the lock: the log is foreign.
+    pub(crate) fn report_eviction(&self) {
+        self.bounds.report(Reason::QueueFull);
     }
 
     /// Whether there is room for another request of this tenant, or somebody can make it.
@@ -645,7 +656,9 @@ impl FairGate {
         let asked = asked.map(|(key, name)| (key, ask_weight(&weight_of, &name)));
         let asked = asked.collect();
         let State { tenants, queue, .. } = &mut *self.lock();
-        tenants.set_asked(queue, asked);
+        if tenants.has_weight_of(&weight_of) {
+            tenants.set_asked(queue, asked);
+        }
     }
 
     pub(crate) fn set_default_weight(&self, weight: u32) -> Result<(), ConfigError> {
@@ -676,8 +689,8 @@ impl FairGate {
         queue.set_max_running(max_running(config.max_in_flight_per_tenant));
         let granted = state.pass_on(now);
         drop(state);
-        drop(replaced);
         Wakes::of(granted).wake();
+        drop(replaced);
         self.refresh_weights();
     }
 

@@ -407,6 +407,8 @@ impl Gate {
 }
 
 impl Limiter for Gate {
+    const HOLDS: bool = true;
+
     type Ask = ();
     type Seen = ();
 

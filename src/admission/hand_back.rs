@@ -65,6 +65,9 @@ impl Wanting {
     /// The request that was handed back, if it is of this type.
     #[cold]
     pub(crate) fn take<R: 'static>(self) -> Option<R> {
+        if !self.is_given() {
+            return None; // what is there is for a layer further out
+        }
         let request = REQUEST.take()?.downcast().ok()?;
         Some(*request)
     }
@@ -104,6 +107,7 @@ mod tests {
         assert!(!outer.is_given());
         give(4_u8);
         assert!(outer.is_given());
+        assert_eq!(want().take::<u8>(), None, "it is the outer one's");
         let ignoring = ignore();
         give(5_u8);
         drop(ignoring);

@@ -51,7 +51,7 @@ thread_local! {
     // Both are set by the shed that asks, and put back after that, so it does not matter what a panic leaves here.
     /// The limiter that was full, the last one if there were several.
     static FULL: Cell<Option<LimiterId>> = const { Cell::new(None) };
-    /// The limiter that is to reject, if it is still full.
+    /// The limiter that is to reject, until it has.
     static REJECTS: Cell<Option<LimiterId>> = const { Cell::new(None) };
     // Boxed where it is made: it is an error to be boxed in the end, and so it is moved as one pointer.
     static REJECTION: Cell<Option<Box<Overloaded>>> = const { Cell::new(None) };
@@ -78,10 +78,11 @@ pub(crate) fn leave(
     if !ptr::eq(cx.waker().data(), SHEDDING.data()) {
         return;
     }
-    match REJECTS.get() {
-        None => FULL.set(Some(limiter)),
-        Some(rejects) if rejects == limiter => REJECTION.set(Some(reject())),
-        Some(_) => {}
+    if REJECTS.get() == Some(limiter) {
+        REJECTS.set(None); // one rejection is enough, though a service in between may ask the limiter twice
+        REJECTION.set(Some(reject()));
+    } else {
+        FULL.set(Some(limiter));
     }
 }
 
@@ -117,17 +118,29 @@ pub(crate) fn poll<T>(
     (polled, FULL.replace(outer.0))
 }
 
-/// The same once more, because the request is to be rejected: by this limiter, if it is still full.
+/// What a shed is told that asks for a rejection.
+pub(crate) enum Answer<T> {
+    /// It was made, and counted. Whether the service is ready all the same: another limiter was asked, and had room.
+    Rejected(Box<Overloaded>, bool),
+    /// The limiter was not asked, or has room by now. Another one may be full.
+    NotRejected(Poll<T>, Option<LimiterId>),
+}
+
+/// The same once more, because the request is to be rejected by this limiter.
 #[cold]
 pub(crate) fn reject<T>(
     full: LimiterId,
     poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-) -> (Poll<T>, Option<Box<Overloaded>>) {
-    let outer = REJECTS.replace(Some(full));
-    drop(REJECTION.take()); // what a panic has left
+) -> Answer<T> {
+    let outer = (FULL.replace(None), REJECTS.replace(Some(full)));
+    let outer_rejection = REJECTION.take();
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    REJECTS.set(outer);
-    (polled, REJECTION.take())
+    REJECTS.set(outer.1);
+    let now_full = FULL.replace(outer.0);
+    match REJECTION.replace(outer_rejection) {
+        Some(rejection) => Answer::Rejected(rejection, polled.is_ready()),
+        None => Answer::NotRejected(polled, now_full),
+    }
 }
 
 #[cfg(all(test, not(backpressure_loom)))]
@@ -183,9 +196,10 @@ mod tests {
     #[test]
     fn only_the_one_that_is_asked_rejects() {
         let [asked, other] = [(); 2].map(|()| limiter());
-        let (_, rejected) = reject(asked.0, |cx| {
+        let answer = reject(asked.0, |cx| {
             full(cx, other.0);
             leave(cx, asked.0, || rejection("asked"));
+            full(cx, asked.0); // it has rejected the request already
             let (_, inner) = poll(|cx| {
                 full(cx, asked.0);
                 Poll::<()>::Pending
@@ -193,9 +207,15 @@ mod tests {
             assert_eq!(inner, Some(asked.0));
             Poll::<()>::Pending
         });
-        assert_eq!(rejected, Some(rejection("asked")));
-        let (_, none) = reject(asked.0, |_| Poll::<()>::Pending);
-        assert_eq!(none, None);
+        assert!(matches!(answer, Answer::Rejected(is, false) if is == rejection("asked")));
+        let answer = reject(asked.0, |cx| {
+            full(cx, other.0);
+            Poll::<()>::Pending
+        });
+        let Answer::NotRejected(Poll::Pending, Some(full)) = answer else {
+            panic!("another one is full by now")
+        };
+        assert_eq!(full, other.0);
     }
 
     #[test]
@@ -213,8 +233,11 @@ mod tests {
             Poll::<()>::Pending
         });
         assert_eq!(told, Some(asked));
-        let (_, none) = reject(asked, |_| Poll::<()>::Pending);
-        assert_eq!(none, None);
+        let answer = reject(asked, |cx| {
+            leave(cx, asked, || rejection("again"));
+            Poll::<()>::Pending
+        });
+        assert!(matches!(answer, Answer::Rejected(is, false) if is.layer() == "again"));
     }
 
     #[test]

@@ -66,14 +66,17 @@ use super::{
 /// A nanosecond of service at weight 1, as a tag.
 const ONE: u64 = 1 << 40;
 
-/// In the order of who is next, tags count in steps of so many bits, from some tag on: keys of 64 bits take half
-/// the time to compare, and half the memory. A step is 15 femtoseconds, and 2^64 of them are 78 hours of one
-/// seat. What is further ahead than that is last, in no order.
+/// In the order of who is next, tags count in steps of so many bits, from some tag on, so that they fit into 64 bits. A
+/// step is 15 femtoseconds, and 2^64 of them are 78 hours of one seat. What is further ahead than that comes last, by
+/// arrival.
 const STEP: u32 = 24;
 
 /// The smallest step that counts in the order of who is next, as a tag: a tenant that had its turn goes so far behind
 /// others with the same tag.
 const STEP_BEHIND: u128 = 1 << STEP;
+
+/// After so many waiters, arrivals are counted anew: they have 32 bits in the order of who is next.
+const REBASE: u64 = 1 << 31;
 
 /// What a tenant may be ahead by, and yet be forgotten: 16 nanoseconds, or a million refusals.
 const FORGIVEN: u128 = (ONE as u128) << 4;
@@ -359,7 +362,10 @@ impl<T> FairQueue<T> {
     /// Forgets a tenant that has no requests, if that loses nothing: if it would be treated the same if
     /// it were new, give or take the nanoseconds that refusals may have cost it.
     pub(crate) fn remove_tenant(&mut self, tenant: u32) -> bool {
-        let entry = self.entry(tenant);
+        let entry = match self.waiting {
+            0 => self.virtual_time,
+            _ => self.paced_entry(tenant, self.estimate), // if it were new, nothing would be known of it
+        };
         let idle = &self.tenants[tenant as usize];
         let lossless =
             idle.waiting == 0 && idle.running == 0 && idle.tag <= entry.saturating_add(FORGIVEN);
@@ -478,8 +484,8 @@ impl<T> FairQueue<T> {
     pub(crate) fn push(&mut self, id: u32, cost: NonZeroU32, now: u64, with: T) -> Ticket {
         self.waiters += 1;
         let number = self.waiters;
-        if number as u32 == 0 {
-            self.move_first_arrival();
+        if number & (REBASE - 1) == 0 {
+            self.move_first_arrival(number);
         }
         let previous = self.tenants[id as usize].tail;
         let slot = self.slots.insert(Waiter {
@@ -707,25 +713,24 @@ impl<T> FairQueue<T> {
     fn entry(&mut self, id: u32) -> u128 {
         match self.waiting {
             0 => self.virtual_time,
-            _ => self.paced_entry(id),
+            _ => self.paced_entry(id, self.tenants[id as usize].expected(self.estimate)),
         }
     }
 
+    /// `expected` is the service time of its next request.
     #[inline(never)]
-    fn paced_entry(&mut self, id: u32) -> u128 {
+    fn paced_entry(&mut self, id: u32, expected: u64) -> u128 {
         let tenant = &self.tenants[id as usize];
-        let expected = tenant.expected(self.estimate);
         let one_request = u128::from(expected) * u128::from(tenant.price);
-        // Each request that runs counts as a tenant of this one's weight. That is too many where a tenant has several,
-        // and too many is safe: the clock is slow, and newcomers begin closer to `V`.
+        // Each request that runs counts as a tenant of this one's weight, as it is not known whose they are.
         let running = u64::from(tenant.weight).saturating_mul(self.running as u64);
         let competing = self.weight_waiting.saturating_add(running).max(1);
         let moved = u128::from(mem::take(&mut self.used)) * u128::from(ONE / competing);
-        self.pace = self.pace.saturating_add(moved);
         let most = self.virtual_time.saturating_add(one_request);
-        let entry = self.pace.clamp(self.virtual_time, most);
-        self.latest = self.latest.max(entry);
-        entry
+        // It is never left behind or ahead by more than that: what it lags or leads by would stay while requests wait.
+        self.pace = (self.pace.saturating_add(moved)).clamp(self.virtual_time, most);
+        self.latest = self.latest.max(self.pace);
+        self.pace
     }
 
     /// A tenant that did not compete begins where the others are.
@@ -885,13 +890,10 @@ impl<T> FairQueue<T> {
         self.rebuild_ready();
     }
 
-    /// Counts arrivals from the oldest waiter on.
+    /// Counts arrivals from half of what can be counted before this one. What is older comes first.
     #[cold]
-    fn move_first_arrival(&mut self) {
-        self.first_arrival = match self.oldest {
-            NIL => self.waiters,
-            oldest => self.slots[oldest].number,
-        };
+    fn move_first_arrival(&mut self, number: u64) {
+        self.first_arrival = number.saturating_sub(REBASE);
         self.rebuild_ready();
     }
 
@@ -910,10 +912,8 @@ impl<T> FairQueue<T> {
 
     #[inline]
     fn ready(&self, id: u32, start: u128, number: u64) -> Ready {
-        let arrival = number.saturating_sub(self.first_arrival);
-        // One that was overtaken by 2^32 others is the last among equals.
-        let arrival = u32::try_from(arrival).unwrap_or(u32::MAX);
-        Ready::new(self.steps(start), arrival, id)
+        let arrival = number.saturating_sub(self.first_arrival); // below 2^32, see `REBASE`
+        Ready::new(self.steps(start), arrival as u32, id)
     }
 
     /// The steps of a tag.

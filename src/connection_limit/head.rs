@@ -9,6 +9,7 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 0x1;
 const CONTINUATION: u8 = 0x9;
 const END_HEADERS: u8 = 0x4;
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// How far the first head has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,9 @@ impl Head {
                 24 => Self::Frame([0; 9], 0),
                 at => Self::Preface(at),
             },
+            // The record that begins a TLS handshake. What follows cannot be read here, and a server that speaks plain
+            // HTTP ends the connection by itself: no head begins with this byte.
+            Self::Preface(0) if byte == TLS_HANDSHAKE => Self::Complete,
             // What came before was no empty line: that is not how a preface begins.
             Self::Preface(0) => Self::line(true, true, byte),
             Self::Preface(at) => {
@@ -168,6 +172,13 @@ mod tests {
                 assert_eq!(read(&cut), Head::Complete, "{text:?} {at}");
             }
         }
+    }
+
+    /// What is encrypted cannot be read, and a plain server ends such a connection itself.
+    #[test]
+    fn a_tls_handshake_is_not_waited_for() {
+        assert_eq!(read(&[&[0x16, 3, 1, 0, 200]]), Head::Complete);
+        assert_ne!(read(&[b"GET ", &[0x16]]), Head::Complete);
     }
 
     #[test]

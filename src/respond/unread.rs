@@ -28,7 +28,7 @@ pub(super) struct Bounds {
 
 impl Default for Bounds {
     /// 64 KiB is more than nearly all calls of an API have, and no more than a socket's buffers hold anyway. 100 ms is
-    /// a round trip across an ocean: a client that has not sent the rest by then is slow, and waits for itself.
+    /// a round trip across an ocean: a client that has not sent the rest by then is slow, and may lose the answer.
     fn default() -> Self {
         Self {
             bytes: 64 << 10,
@@ -39,7 +39,7 @@ impl Default for Bounds {
 
 /// Whether the body of this request may have to be read if the request is rejected. Every request pays for this.
 #[inline]
-pub(super) fn is_unread<B: Body>(request: &Request<B>) -> bool {
+pub(crate) fn is_unread<B: Body>(request: &Request<B>) -> bool {
     request.version() < Version::HTTP_2 && !request.body().is_end_stream()
 }
 

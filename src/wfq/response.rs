@@ -159,7 +159,11 @@ impl<S, R> Waiting<S, R> {
                     let entered = gate.enqueue(*arrival, cx.waker().clone());
                     let (ticket, wakes) = entered.map_err(|refusal| refusal as BoxError)?;
                     *stage = Stage::Waits(ticket);
+                    let evicts = wakes.evicts();
                     wakes.wake();
+                    if evicts {
+                        gate.report_eviction();
+                    }
                     let max_wait = gate.bounds.max_wait();
                     *this.deadline = max_wait.map(|max_wait| sleep(max_wait).deadline());
                     ticket

@@ -347,6 +347,12 @@ async fn every_layer_that_rejects_a_request_hands_its_body_back() {
     edge.handle().wfq.set_max_waiting(0);
     reads("edge", edge.layer(Unreached)).await;
     reads("gates", behind(edge.gates())).await;
+
+    // What a layer inside an edge rejects that has let the request in.
+    let limit = KeyedRateLimitLayer::new(Rate::every(hour), key);
+    limit.handle().try_acquire("key").unwrap();
+    let inside = tower_backpressure::edge().layer(limit.layer(Unreached));
+    reads("inside an edge", inside).await;
 }
 
 /// Layers of others make errors and futures of their own, which have no room for a request.

@@ -169,7 +169,13 @@ impl Tenants {
     pub(super) fn must_ask_weight(&self, key: &Fingerprint) -> Option<WeightOf> {
         let weight_of = self.weight_of.as_ref()?;
         let known = self.ids.contains_key(key) || self.weights.contains_key(key);
-        (!known).then(|| Arc::clone(weight_of))
+        let overflows = self.ids.len() >= self.max_tenants && self.idle_first == NIL;
+        (!known && !overflows).then(|| Arc::clone(weight_of))
+    }
+
+    /// Whether this is what gives weights now.
+    pub(super) fn has_weight_of(&self, weight_of: &WeightOf) -> bool {
+        (self.weight_of.as_ref()).is_some_and(|now| Arc::ptr_eq(now, weight_of))
     }
 
     /// The number of a tenant, which it keeps until all that were attached are detached. `None` is the
