@@ -347,19 +347,10 @@ where
     #[inline(never)]
     fn call(&mut self, request: Request<B>) -> Self::Future {
         match self.gates.admit(&request) {
-            // What is inside may reject it yet, and then its body is to be read.
-            Admission::Sent(held) if can_be::<S::Error>() && is_unread(&request) => {
-                let caller = Caller::of(&request);
-                let wanting = hand_back::want();
-                let handover = Handover::<S::Error>::begin();
-                let future = GatesFuture::sent(
-                    self.gates.inner.get_mut().call(request),
-                    held,
-                    handover.end(),
-                );
-                self.response.around_watched(future, caller, wanting)
-            }
             Admission::Sent(held) => {
+                if can_be::<S::Error>() && is_unread(&request) {
+                    return self.send_watched(request, held);
+                }
                 // Routers have errors of which there are no values: nothing has to be known to answer one.
                 let caller = can_be::<S::Error>().then(|| Caller::of(&request));
                 let handover = Handover::<S::Error>::begin();
@@ -377,6 +368,27 @@ where
             }
             Admission::Failed(error) => self.response.reject(error, request),
         }
+    }
+}
+
+impl<S, E, H: HoldKind> EdgeService<S, E, H> {
+    /// Sends a request that what is inside may reject yet: then its body is to be read.
+    #[inline(never)] // out of the way of services that cannot fail
+    fn send_watched<B, W>(
+        &mut self,
+        request: Request<B>,
+        held: Held<E, H>,
+    ) -> OverloadResponseFuture<GatesFuture<S::Future, W, Held<E, H>>, B>
+    where
+        S: Service<Request<B>>,
+        B: Body + 'static,
+    {
+        let caller = Caller::of(&request);
+        let wanting = hand_back::want();
+        let handover = Handover::<S::Error>::begin();
+        let future = self.gates.inner.get_mut().call(request);
+        let future = GatesFuture::sent(future, held, handover.end());
+        self.response.around_watched(future, caller, wanting)
     }
 }
 

@@ -59,6 +59,7 @@
 //! A clone has been asked nothing yet. There is no state to share.
 
 use std::{
+    mem,
     task::{Context, Poll},
     time::Duration,
 };
@@ -99,8 +100,7 @@ impl<S> Layer<S> for LoadShedLayer {
     fn layer(&self, inner: S) -> LoadShed<S> {
         LoadShed {
             inner,
-            ready: false,
-            full: None,
+            asked: Asked::NotReady,
         }
     }
 }
@@ -109,10 +109,16 @@ impl<S> Layer<S> for LoadShedLayer {
 #[derive(Debug)]
 pub struct LoadShed<S> {
     inner: S,
-    /// Whether the inner service may be called. Good for one call.
-    ready: bool,
-    /// The limiter of ours that was full if it may not be, if it was one of ours.
-    full: Option<LimiterId>,
+    /// What the inner service said. Good for one call.
+    asked: Asked,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    NotReady,
+    Ready,
+    /// This limiter of ours was full.
+    Full(LimiterId),
 }
 
 impl<S, R> Service<R> for LoadShed<S>
@@ -127,19 +133,14 @@ where
 
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.ready = false;
+        self.asked = Asked::NotReady;
         let (polled, full) = shed::poll(|cx| self.inner.poll_ready(cx));
-        self.ready = match polled {
-            Poll::Ready(Ok(())) => true,
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-            Poll::Pending => {
-                if full.is_none() {
-                    self.inner = self.inner.clone();
-                }
-                false
-            }
-        };
-        self.full = full;
+        match (polled, full) {
+            (Poll::Ready(Ok(())), _) => self.asked = Asked::Ready,
+            (Poll::Ready(Err(error)), _) => return Poll::Ready(Err(error.into())),
+            (Poll::Pending, Some(full)) => self.asked = Asked::Full(full),
+            (Poll::Pending, None) => self.inner = self.inner.clone(),
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -167,23 +168,21 @@ impl<S> LoadShed<S> {
     where
         S: Service<R> + Clone,
     {
-        match std::mem::take(&mut self.ready) {
-            true => Ok(()),
-            false => self.reject(),
+        match mem::replace(&mut self.asked, Asked::NotReady) {
+            Asked::Ready => Ok(()),
+            Asked::Full(full) => self.reject(full),
+            Asked::NotReady => Err(not_ready()),
         }
     }
 
     /// Asks the limiter that was full for its rejection. By now it may have room, and another one may be full.
     #[cold]
-    fn reject<R>(&mut self) -> Result<(), Box<Overloaded>>
+    fn reject<R>(&mut self, mut full: LimiterId) -> Result<(), Box<Overloaded>>
     where
         S: Service<R> + Clone,
     {
         const ASKS: usize = 4;
         for _ in 0..ASKS {
-            let Some(full) = self.full.take() else {
-                break;
-            };
             match shed::reject(full, |cx| self.inner.poll_ready(cx)) {
                 Answer::Rejected(rejection, is_ready) => {
                     if is_ready {
@@ -192,8 +191,9 @@ impl<S> LoadShed<S> {
                     return Err(rejection);
                 }
                 Answer::NotRejected(Poll::Ready(Ok(())), _) => return Ok(()),
-                Answer::NotRejected(Poll::Ready(Err(_)), _) => break, // `poll_ready` will tell
-                Answer::NotRejected(Poll::Pending, full) => self.full = full,
+                Answer::NotRejected(Poll::Pending, Some(other)) => full = other,
+                // It is dead, as `poll_ready` will tell, or what holds it up is not ours.
+                Answer::NotRejected(..) => break,
             }
         }
         Err(not_ready())

@@ -623,31 +623,32 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.as_mut().project();
-        let (future, wanting) = match this.state.project() {
-            StateProjection::Called { future } => (future, None),
-            StateProjection::Watched { future } => (future, Some(hand_back::want())),
+        let (error, unread) = match this.state.project() {
+            StateProjection::Called { future } => match ready!(future.poll(cx)) {
+                Ok(response) => return Poll::Ready(Ok(response.map(OverloadBody::inner))),
+                Err(error) => (error.into(), None),
+            },
+            StateProjection::Watched { future } => {
+                let wanting = hand_back::want();
+                match ready!(future.poll(cx)) {
+                    Ok(response) => return Poll::Ready(Ok(response.map(OverloadBody::inner))),
+                    Err(error) => (error.into(), this.settings.unread(wanting.take())),
+                }
+            }
             StateProjection::Rejected { future, unread } => {
                 // If it does not fail in the first poll, a layer further in has made something else of the rejection.
                 let unread = unread.take();
-                return match ready!(future.as_mut().poll(cx)) {
-                    Ok(response) => Poll::Ready(Ok(response.map(OverloadBody::inner))),
-                    Err(error) => self.answer(error.into(), unread, cx),
-                };
+                match ready!(future.as_mut().poll(cx)) {
+                    Ok(response) => return Poll::Ready(Ok(response.map(OverloadBody::inner))),
+                    Err(error) => (error.into(), unread),
+                }
             }
             StateProjection::Failed { error, unread } => {
                 let error = error.take().expect("polled after it completed");
-                let unread = unread.take();
-                return self.answer(error, unread, cx);
+                (error, unread.take())
             }
         };
-        match ready!(future.poll(cx)) {
-            Ok(response) => Poll::Ready(Ok(response.map(OverloadBody::inner))),
-            Err(error) => {
-                let rejected = wanting.and_then(hand_back::Wanting::take);
-                let unread = this.settings.unread(rejected);
-                self.answer(error.into(), unread, cx)
-            }
-        }
+        self.answer(error, unread, cx)
     }
 }
 

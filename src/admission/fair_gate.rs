@@ -584,28 +584,14 @@ impl FairGate {
         } else {
             state.tenants.detach(tenant);
         }
-        match end {
-            End::Served => {
-                state.served += 1;
-                let used = state.queue.finish(charge, now);
-                let epoch = Recent::epoch(now);
-                state.recent.add(used, epoch);
-                state.tenants.note_served(tenant, 1, used, epoch);
-            }
-            End::Refused => {
-                state.refused += 1;
-                state.queue.refund(charge);
-                state.tenants.note_refused(tenant);
-            }
-            End::ServiceRefused => {
-                state.refused += 1;
-                let used = state.queue.refuse(charge, now);
-                let epoch = Recent::epoch(now);
-                state.recent.add(used, epoch);
-                state.tenants.note_served(tenant, 0, used, epoch);
-                state.tenants.note_refused(tenant);
-            }
-            End::NotSent => state.queue.refund(charge),
+        if end == End::Served {
+            state.served += 1;
+            let used = state.queue.finish(charge, now);
+            let epoch = Recent::epoch(now);
+            state.recent.add(used, epoch);
+            state.tenants.note_served(tenant, 1, used, epoch);
+        } else {
+            state.settle_unserved(charge, end, now);
         }
         let all_anonymous = match tenant {
             ANONYMOUS => state.all_anonymous(),
@@ -833,6 +819,28 @@ impl State {
         let served = self.tenants.served_anonymous();
         self.told_anonymous = served >= ENOUGH;
         self.told_anonymous.then_some(served)
+    }
+
+    #[cold]
+    fn settle_unserved(&mut self, charge: Charge, end: End, now: u64) {
+        let tenant = charge.tenant();
+        match end {
+            End::Refused => {
+                self.refused += 1;
+                self.queue.refund(charge);
+                self.tenants.note_refused(tenant);
+            }
+            End::ServiceRefused => {
+                self.refused += 1;
+                let used = self.queue.refuse(charge, now);
+                let epoch = Recent::epoch(now);
+                self.recent.add(used, epoch);
+                self.tenants.note_served(tenant, 0, used, epoch);
+                self.tenants.note_refused(tenant);
+            }
+            End::NotSent => self.queue.refund(charge),
+            End::Served => unreachable!("settled elsewhere"),
+        }
     }
 
     /// Whether there is nobody to be fair to, see [`calm`]. Who waits for nothing but a turn has it, or another has.

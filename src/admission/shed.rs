@@ -48,8 +48,8 @@ fn nobody() -> Waker {
 thread_local! {
     /// Whether a service that was just said to be ready is so only to refuse.
     static REFUSING: Cell<bool> = const { Cell::new(false) };
-    // Both are set by the shed that asks, and put back after that, so it does not matter what a panic leaves here.
-    /// The limiter that was full, the last one if there were several.
+    /// The limiter that was full, the last one if there were several. Set by the shed that asks, and put back after that,
+    /// so it does not matter what a panic leaves here.
     static FULL: Cell<Option<LimiterId>> = const { Cell::new(None) };
     /// The limiter that is to reject, until it has.
     static REJECTS: Cell<Option<LimiterId>> = const { Cell::new(None) };
@@ -112,10 +112,19 @@ pub(crate) fn try_now<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll
 pub(crate) fn poll<T>(
     poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
 ) -> (Poll<T>, Option<LimiterId>) {
-    let outer = (FULL.replace(None), REJECTS.replace(None));
+    // A shed further out may be asking for a rejection, but not one of a limiter in here: this shed is always ready.
+    let outer = FULL.replace(None);
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    REJECTS.set(outer.1);
-    (polled, FULL.replace(outer.0))
+    (polled, FULL.replace(outer))
+}
+
+/// Puts back which limiter was to reject before, also if the service panics.
+struct Asking(Option<LimiterId>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        REJECTS.set(self.0);
+    }
 }
 
 /// What a shed is told that asks for a rejection.
@@ -132,11 +141,12 @@ pub(crate) fn reject<T>(
     full: LimiterId,
     poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
 ) -> Answer<T> {
-    let outer = (FULL.replace(None), REJECTS.replace(Some(full)));
+    let asking = Asking(REJECTS.replace(Some(full)));
+    let outer = FULL.replace(None);
     let outer_rejection = REJECTION.take();
     let polled = poll(&mut Context::from_waker(&SHEDDING));
-    REJECTS.set(outer.1);
-    let now_full = FULL.replace(outer.0);
+    drop(asking);
+    let now_full = FULL.replace(outer);
     match REJECTION.replace(outer_rejection) {
         Some(rejection) => Answer::Rejected(rejection, polled.is_ready()),
         None => Answer::NotRejected(polled, now_full),

@@ -478,11 +478,12 @@ impl Limit for Vegas {
             self.phase = Phase::Warm;
             self.window.start = now - rtt;
         }
-        match sample.outcome {
-            Outcome::Success => self.collect(now, rtt, sample.in_flight),
-            Outcome::Failure if !self.dipping && self.skips(now) => {}
-            Outcome::Failure => self.window.failures += 1.0,
-            Outcome::Ignored | Outcome::Rejected => return,
+        if sample.outcome == Outcome::Success {
+            self.collect(now, rtt, sample.in_flight);
+        } else if sample.outcome != Outcome::Failure {
+            return;
+        } else if self.dipping || !self.skips(now) {
+            self.window.failures += 1.0;
         }
         if let Some(dip) = self.dip.filter(|_| self.dipping) {
             return self.watch(dip, now);

@@ -46,13 +46,14 @@ fn a_tenant_that_comes_back_is_not_starved_by_tenants_that_come_once() {
     }
 }
 
-/// Ten requests wait at all times: at first of ten regular tenants, `backlogged` times, then of one that comes back and of
-/// others that come once.
+/// At first ten tenants always have requests waiting, until `backlogged` are served. Then ten requests wait at all times, of
+/// one tenant that comes back and of others that come once.
 fn most_overtaken_when_back(backlogged: u32) -> u32 {
     let mut queue = FairQueue::new();
     let mut now = 0;
     let regulars: Vec<_> = (0..10).map(|_| queue.add_tenant(1)).collect();
-    for &tenant in &regulars {
+    // Two each, so that none of them ever has nothing waiting, and begins anew.
+    for &tenant in regulars.iter().chain(&regulars) {
         queue.push(tenant, cost(1), now, false);
     }
     for _ in 0..backlogged {
