@@ -25,7 +25,7 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// it: `rejected_here` is false from then on, because the request may have been carried out in part.
 ///
 /// `rejected_here` is seen from where the error is. To the handler, its client's rejection was made here: that call was
-/// never made. To whoever called the handler through a layer, it came from further in.
+/// never made. To the caller of the handler, on the other side of a layer, it came from further in.
 ///
 /// A stack of layers is one place: a limit inside a fair queue rejects here, whichever layer is outermost. It may contain layers
 /// of other crates whose `call` calls the next one, such as `Timeout`, `MapErr` or a boxed service. If one of them calls the
@@ -70,7 +70,7 @@ pub struct Overloaded {
     retry_after: Duration,
     exact: bool,
     /// Atomic because an error that wraps this one lends it out only shared. Nothing depends on when it is seen: it is
-    /// set by whoever passes the error on.
+    /// set by the layer that passes the error on.
     further_in: AtomicBool,
 }
 

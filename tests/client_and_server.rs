@@ -220,7 +220,7 @@ fn quick() -> CircuitBreakerConfig {
     CircuitBreakerConfig::default().cooldown(SEC)
 }
 
-/// A server that says when to come back is not one that is down: whoever comes back then is served.
+/// A server that says when to come back is not down: a client that comes back then is served.
 #[tokio::test(start_paused = true)]
 async fn a_polite_503_is_waited_out_and_opens_no_circuit() {
     let limit = ConcurrencyLimitLayer::new(SEATS);

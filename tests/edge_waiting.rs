@@ -16,7 +16,7 @@ use tower_backpressure::{Edge, edge};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// `/work/{ms}` takes so many milliseconds. `/stream/{ms}` answers at once with a body that takes them.
+/// `/takes/{ms}` takes so many milliseconds. `/stream/{ms}` answers at once with a body that takes them.
 fn routes() -> Router {
     let millis = |Path(ms): Path<u64>| sleep(Duration::from_millis(ms));
     let stream = |Path(ms): Path<u64>| async move {
@@ -26,7 +26,7 @@ fn routes() -> Router {
         }))
     };
     Router::new()
-        .route("/work/{ms}", get(millis))
+        .route("/takes/{ms}", get(millis))
         .route("/stream/{ms}", get(stream))
 }
 
@@ -50,7 +50,7 @@ async fn three_behind(app: Router, slow: &'static str) -> Vec<(StatusCode, Durat
     sleep(Duration::from_millis(10)).await; // they have their places
     let mut three = JoinSet::new();
     for _ in 0..3 {
-        three.spawn(send(app.clone(), "/work/1"));
+        three.spawn(send(app.clone(), "/takes/1"));
     }
     three.join_all().await
 }
@@ -63,7 +63,7 @@ fn two_places(edge: Edge) -> Edge {
 #[tokio::test(start_paused = true)]
 async fn a_waiter_is_answered_within_a_second_while_the_service_hangs() {
     let app = routes().layer(two_places(edge()));
-    for (status, took) in three_behind(app, "/work/12000").await {
+    for (status, took) in three_behind(app, "/takes/12000").await {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(took > SECOND / 2 && took <= SECOND, "{took:?}");
     }
@@ -88,7 +88,7 @@ async fn the_bound_stays_with_tenants_and_with_a_config() {
         .configured(&config)
         .expect("the default");
     edge.handle().adaptive.pin(2).expect("two is a limit");
-    for (status, took) in three_behind(routes().layer(edge), "/work/12000").await {
+    for (status, took) in three_behind(routes().layer(edge), "/takes/12000").await {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(took <= SECOND, "{took:?}");
     }
@@ -97,12 +97,12 @@ async fn the_bound_stays_with_tenants_and_with_a_config() {
 #[tokio::test(start_paused = true)]
 async fn the_bound_can_be_changed_and_turned_off() {
     let app = routes().layer(two_places(edge().max_wait(3 * SECOND)));
-    for (status, took) in three_behind(app, "/work/12000").await {
+    for (status, took) in three_behind(app, "/takes/12000").await {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(took > 2 * SECOND && took <= 3 * SECOND, "{took:?}");
     }
     let app = routes().layer(two_places(edge().max_wait(None)));
-    for (_, took) in three_behind(app, "/work/12000").await {
+    for (_, took) in three_behind(app, "/takes/12000").await {
         assert!(took > 11 * SECOND, "{took:?}");
     }
 }

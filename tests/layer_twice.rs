@@ -163,7 +163,7 @@ async fn nothing_else_is_mistaken_for_it() {
     let one = || ConcurrencyLimitLayer::new(1);
     assert_eq!(send(twice(one)).await, Ok(Ok(7)), "two values");
 
-    // Tokens come with time, whoever waits for them.
+    // Tokens come with time. No request holds them, so none waits for itself.
     let rate = RateLimitLayer::new(Rate::per_second(1));
     assert_eq!(send(twice(|| rate.clone())).await, Ok(Ok(7)), "two tokens");
 

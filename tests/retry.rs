@@ -715,7 +715,7 @@ async fn what_a_handler_has_started_is_not_sent_again_unless_it_may_be_done_twic
     }
 }
 
-/// What was worked on in an earlier attempt is not as if it had never been sent, whoever rejects the last one.
+/// If an earlier attempt was worked on, a rejection of the last one does not say that the request was never sent.
 #[tokio::test(start_paused = true)]
 async fn a_rejection_after_an_attempt_that_was_worked_on_is_not_made_here() {
     let inner = Server::always(500, &[]);

@@ -142,7 +142,7 @@ impl Bucket {
     /// Tokens come at this rate from now on: under the lock. What has been made so far is the new base.
     fn change_refill(&self, rate: Refill) -> (Refill, u64) {
         let before = self.refill.load();
-        self.refill.begin(); // so that whoever still reads `before` has read the clock before us
+        self.refill.begin(); // a thread that still reads `before` has read the clock before us
         let now = self.clock.nanos();
         // What has overflowed so far is lost, even if more fits from now on.
         let mut word = self.load();

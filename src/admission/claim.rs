@@ -436,7 +436,7 @@ mod tests {
         assert!(reads <= REJECTIONS + FOR_THE_LOG, "{reads}");
     }
 
-    /// A timer is set for those who wait, and needs a runtime, which there is none of here.
+    /// A waiter gets a timer, which needs a runtime. There is no runtime here.
     #[test]
     fn where_nobody_may_wait_no_timer_is_made() {
         let limit = ConcurrencyLimitLayer::new(1)

@@ -27,8 +27,7 @@ async fn layers_further_out_can_see_who_refused() {
     assert_eq!(overloaded.retry_after(), Duration::from_secs(2));
 }
 
-/// Whoever is told to come back in a second comes after one, or one and a half. Where two seconds are known to be enough, as
-/// with a rate, after little more than that.
+/// An estimated hint gets up to half of it added. An exact one, as that of a rate, gets a tenth.
 #[tokio::test(start_paused = true)]
 async fn hints_are_spread_unless_that_is_not_wanted() {
     let layer = OverloadResponseLayer::new();
