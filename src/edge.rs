@@ -335,8 +335,7 @@ where
 {
     type Response = Response<OverloadBody<C>>;
     type Error = Infallible;
-    type Future =
-        OverloadResponseFuture<GatesFuture<S::Future, LongWay<S, Request<B>, H>, Held<E, H>>, B>;
+    type Future = Answered<S::Future, LongWay<S, Request<B>, H>, E, H, B>;
 
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
@@ -371,6 +370,9 @@ where
     }
 }
 
+/// The future of a request whose rejection is answered.
+type Answered<F, W, E, H, B> = OverloadResponseFuture<GatesFuture<F, W, Held<E, H>>, B>;
+
 impl<S, E, H: HoldKind> EdgeService<S, E, H> {
     /// Sends a request that what is inside may reject yet: then its body is to be read.
     #[inline(never)] // out of the way of services that cannot fail
@@ -378,7 +380,7 @@ impl<S, E, H: HoldKind> EdgeService<S, E, H> {
         &mut self,
         request: Request<B>,
         held: Held<E, H>,
-    ) -> OverloadResponseFuture<GatesFuture<S::Future, W, Held<E, H>>, B>
+    ) -> Answered<S::Future, W, E, H, B>
     where
         S: Service<Request<B>>,
         B: Body + 'static,
