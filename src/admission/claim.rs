@@ -172,7 +172,7 @@ impl<L: Limiter> Claim<L> {
             shed::note_refusing(); // `call` says so
             return Poll::Ready(Ok(()));
         }
-        let limiter = L::HOLDS.then(|| LimiterId::of(&self.limiter));
+        let limiter = nested::held(|| L::HOLDS.then(|| LimiterId::of(&self.limiter)));
         let polled = nested::holding(limiter, || inner.poll_ready(cx)).map_err(Into::into);
         // An admission is kept while the inner service gets ready, but not for a caller that sheds:
         // it would hoard it, idle, until it happens to be polled again.

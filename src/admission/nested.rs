@@ -39,10 +39,19 @@ struct Stack {
     len: usize,
 }
 
+/// The limiter that is held, where that is looked at. Release builds do not even ask.
+#[inline(always)]
+pub(crate) fn held(limiter: impl FnOnce() -> Option<LimiterId>) -> Option<LimiterId> {
+    match CHECKS {
+        true => limiter(),
+        false => None,
+    }
+}
+
 /// Polls the inner service of a limiter, for a request that has one of its permits.
 #[inline(always)]
 pub(crate) fn holding<T>(limiter: Option<LimiterId>, poll: impl FnOnce() -> T) -> T {
-    let _held = limiter.filter(|_| CHECKS).map(Held::push);
+    let _held = limiter.map(Held::push);
     poll()
 }
 

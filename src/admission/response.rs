@@ -81,7 +81,7 @@ where
         else {
             return Poll::Ready(Err(refusal(state.project())));
         };
-        let limiter = hold.limiter();
+        let limiter = nested::held(|| hold.limiter());
         let poll = || nested::holding(limiter, || future.poll(cx));
         let result = ready!(guarded(hold, poll));
         let kept_back = *kept_back;

@@ -117,7 +117,7 @@ where
         serving.send();
         let handover = Handover::<S::Error>::begin();
         let call = || self.inner.call(request);
-        let future = nested::holding(serving.limiter(), call);
+        let future = nested::holding(nested::held(|| serving.limiter()), call);
         Poll::Ready(Ok((future, serving, handover.end())))
     }
 }
