@@ -24,6 +24,9 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// layers of this crate, is rejected there, and passes the error on. Every layer of this crate through which it passes marks
 /// it: `rejected_here` is false from then on, because the request may have been carried out in part.
 ///
+/// With a retry policy of another crate in between, only the last attempt is known: an earlier one may have been worked on.
+/// `RetryPolicy` marks such a rejection.
+///
 /// `rejected_here` is seen from where the error is. To the handler, its client's rejection was made here: that call was
 /// never made. To the caller of the handler, on the other side of a layer, it came from further in.
 ///

@@ -49,8 +49,8 @@
 //! # Errors
 //! [`Overloaded`] with [`Reason::QueueFull`] or [`Reason::WaitTimeout`], under a `LoadShedLayer`
 //! [`Reason::AtLimit`]. Its `retry_after` is the exact time until there would be a token, behind all
-//! those who wait. Where nobody may wait (`max_waiting(0)`) it counts from when the service was polled
-//! ready. Errors of the inner service are passed on.
+//! those who wait. Where nobody waits (`max_waiting(0)`, or under a `LoadShedLayer`) it counts from when the service was
+//! polled ready. Errors of the inner service are passed on.
 //!
 //! # Cancellation
 //! A service that was polled ready and is dropped uncalled puts its token back, and one that waits

@@ -79,8 +79,8 @@
 //! each other.
 //!
 //! Use one value once on the path of a request, or the request waits for itself:
-//! [`concurrency_limit`](crate::concurrency_limit#cloning) has the details. Debug builds panic where that happens. In
-//! release builds [`max_wait`](WfqConfig::max_wait) ends it.
+//! [`concurrency_limit`](crate::concurrency_limit#cloning) has the details. Debug builds panic where that happens, also if
+//! what is inside is a rate, where the wait would end. In release builds [`max_wait`](WfqConfig::max_wait) ends it.
 //!
 //! [`Reason::QueueFull`]: crate::Reason::QueueFull
 //! [`Reason::WaitTimeout`]: crate::Reason::WaitTimeout

@@ -623,7 +623,7 @@ impl<T> FairQueue<T> {
     }
 
     /// What [`begin_at_once`](Self::begin_at_once) was for is not begun after all: everything is as it was
-    /// at that virtual time, but for what others have begun since.
+    /// at that virtual time, but for what others have begun since. A tenant that caught up stays where it is.
     pub(crate) fn take_back(&mut self, charge: Charge, virtual_time: u128) {
         let tag = self.tenants[charge.tenant as usize].tag;
         let begun_at = tag.saturating_sub(charge.amount());

@@ -58,7 +58,7 @@ impl<E, H: HoldKind> Parts<E, H> {
         &self.wfq.fair().gate
     }
 
-    /// What becomes of a request that may not begin.
+    /// Queues or rejects a request that cannot start now.
     #[cold]
     fn stop(&self, arrived: Arrived) -> Admission<E, H> {
         match arrived {
@@ -142,7 +142,7 @@ where
     type Error = BoxError;
     type Future = GatesFuture<S::Future, LongWay<S, R, H>, Held<E, H>>;
 
-    /// Always ready: it is in its response future that a request waits.
+    /// Always ready. A request waits in its response future, because only `call` sees the request.
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
@@ -360,8 +360,8 @@ impl<E, H: HoldKind> Held<E, H> {
         }
     }
 
-    /// In the order in which the layers would: from the inside out. Whoever is let in instead is foreign, and so is
-    /// who listens to the log: if one of them panics, the rest is given back all the same.
+    /// Releases from the inside out, as the layers would. Releasing runs foreign code (the next waiter's waker, the tracing
+    /// subscriber). If it panics, the remaining stages are still released.
     #[inline]
     fn let_go(&mut self, now: &mut Now) {
         let Some(charge) = self.charge.take() else {

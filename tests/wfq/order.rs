@@ -313,7 +313,7 @@ async fn longest_wait(config: WfqConfig, tenant: fn(u32) -> String) -> (Duration
     (longest, handle.snapshot())
 }
 
-/// Fifty that take turns on two seats wait for 25 of 4 ms, whoever they are.
+/// Fifty clients that take turns on two seats wait for 25 requests of 4 ms each, however many tenants they are.
 #[tokio::test(start_paused = true)]
 async fn tenants_that_come_once_wait_no_longer_than_one_tenant_would() {
     let (one, _) = longest_wait(WfqConfig::default(), |_| "one".into()).await;
