@@ -7,6 +7,7 @@
 //! (`tests/support/simulation.rs`), so hours of traffic take seconds, and the same seed gives the same
 //! numbers. It prints tables, and writes a report with plots. `--real` is the same idea with a real server.
 
+mod disturbance;
 mod figures;
 mod findings;
 mod lab;

@@ -294,6 +294,8 @@ pub fn key(protection: Protection) -> &'static str {
         Protection::Vegas => "vegas",
         Protection::CoDel => "codel",
         Protection::Wfq => "wfq",
+        Protection::Gradient2 => "gradient2",
+        Protection::Aimd => "aimd",
         Protection::Edge => "edge",
     }
 }

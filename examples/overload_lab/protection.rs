@@ -41,6 +41,8 @@ pub enum Protection {
     Tower,
     Fixed,
     Vegas,
+    Gradient2,
+    Aimd,
     CoDel,
     Wfq,
     Edge,
@@ -63,6 +65,8 @@ impl Protection {
             Self::Tower => "tower limit + shed",
             Self::Fixed => "fixed limit",
             Self::Vegas => "Vegas",
+            Self::Gradient2 => "Gradient2",
+            Self::Aimd => "AIMD",
             Self::CoDel => "CoDel",
             Self::Wfq => "WFQ",
             Self::Edge => "edge()",
@@ -89,6 +93,14 @@ impl Protection {
                 "LoadShed → AdaptiveConcurrency::vegas()".into(),
                 "Learns the number from how long requests take. Nothing waits.",
             ),
+            Self::Gradient2 => (
+                "LoadShed → AdaptiveConcurrency::gradient2()".into(),
+                "Learns it from how the time of requests changes.",
+            ),
+            Self::Aimd => (
+                "LoadShed → AdaptiveConcurrency::aimd()".into(),
+                "Learns it from failures and timeouts.",
+            ),
             Self::CoDel => (
                 format!("CoDel → ConcurrencyLimit({limit})"),
                 "A queue for bursts; while it does not drain, what is old is refused.",
@@ -106,25 +118,29 @@ impl Protection {
 
     /// Puts it in front of a server.
     pub fn protect(self, seed: u64, server: Server) -> Site {
-        let limit = || ConcurrencyLimitLayer::new(LIMIT);
-        let fixed = || Some(LIMIT);
+        let known = server.k + server.k / 4;
+        let limit = || ConcurrencyLimitLayer::new(known);
+        let fixed = move || Some(known);
+        let learned = |law: AdaptiveConcurrencyLayer| {
+            let handle = law.handle();
+            let stack = ServiceBuilder::new().layer(LoadShedLayer::new());
+            let limit = move || Some(handle.snapshot().permits.limit);
+            (stack.layer(law), limit)
+        };
         match self {
             Self::None => Site::new(seed, server, || (ServiceBuilder::new(), || None)),
             Self::Tower => Site::new(seed, server, || {
-                let stack = ServiceBuilder::new().load_shed().concurrency_limit(LIMIT);
+                let stack = ServiceBuilder::new().load_shed().concurrency_limit(known);
                 (stack, fixed)
             }),
             Self::Fixed => Site::new(seed, server, || {
                 (ServiceBuilder::new().layer(limit().max_wait(WAIT)), fixed)
             }),
-            Self::Vegas => Site::new(seed, server, || {
-                let vegas = AdaptiveConcurrencyLayer::vegas();
-                let handle = vegas.handle();
-                let stack = ServiceBuilder::new().layer(LoadShedLayer::new());
-                (stack.layer(vegas), move || {
-                    Some(handle.snapshot().permits.limit)
-                })
+            Self::Vegas => Site::new(seed, server, || learned(AdaptiveConcurrencyLayer::vegas())),
+            Self::Gradient2 => Site::new(seed, server, || {
+                learned(AdaptiveConcurrencyLayer::gradient2())
             }),
+            Self::Aimd => Site::new(seed, server, || learned(AdaptiveConcurrencyLayer::aimd())),
             Self::CoDel => Site::new(seed, server, || {
                 let codel = CoDelLayer::new(by_age()).submitted_at(|job: &Job| Some(job.submitted));
                 (ServiceBuilder::new().layer(codel).layer(limit()), fixed)
@@ -185,9 +201,23 @@ impl Site {
         }
     }
 
-    /// What all clients do: how long they wait, and whether they try again.
-    pub fn clients(&mut self, patience: Duration, retry: Option<Retry>) {
-        self.world.clients(patience, retry);
+    pub fn clients(&mut self, clients: Clients) {
+        self.world.clients(clients);
+    }
+
+    /// For requests that come from now on.
+    pub fn change(&mut self, server: Server) {
+        self.world.change(server);
+    }
+
+    /// All workers stand still for so long.
+    pub fn freeze(&mut self, lasting: Duration) {
+        self.world.freeze(lasting);
+    }
+
+    /// So many requests come at once.
+    pub fn burst(&mut self, requests: usize) {
+        self.world.burst(requests);
     }
 
     /// Runs for a while, with so many workers and so many requests a second of each tenant.
@@ -200,15 +230,44 @@ impl Site {
     }
 }
 
+/// What all clients do.
+#[derive(Clone, Copy, Debug)]
+pub struct Clients {
+    /// How long they wait.
+    pub patience: Duration,
+    /// Whether they try again,
+    pub retry: Option<Retry>,
+    /// and whether they hang up when they have waited so long.
+    pub hang_up: bool,
+    /// This share of them wait for news, for as long as that takes.
+    pub polls: f64,
+}
+
 /// A world, whatever its stack.
 trait Running {
-    fn clients(&mut self, patience: Duration, retry: Option<Retry>);
+    fn clients(&mut self, clients: Clients);
+    fn change(&mut self, server: Server);
+    fn freeze(&mut self, lasting: Duration);
+    fn burst(&mut self, requests: usize);
     fn run(&mut self, workers: usize, rates: &[f64], lasting: Duration) -> Seen;
 }
 
 impl<S: Stack> Running for World<S> {
-    fn clients(&mut self, patience: Duration, retry: Option<Retry>) {
-        (self.patience, self.retry) = (patience, retry);
+    fn clients(&mut self, clients: Clients) {
+        (self.patience, self.retry) = (clients.patience, clients.retry);
+        (self.hang_up, self.polls) = (clients.hang_up, clients.polls);
+    }
+
+    fn change(&mut self, server: Server) {
+        self.server = server;
+    }
+
+    fn freeze(&mut self, lasting: Duration) {
+        World::freeze(self, lasting);
+    }
+
+    fn burst(&mut self, requests: usize) {
+        World::burst(self, requests);
     }
 
     fn run(&mut self, workers: usize, rates: &[f64], lasting: Duration) -> Seen {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    protection::Protection,
+    protection::{Clients, Protection},
     settings::{FLOOD, LOAD, Setting},
     simulation::{Retry, Seen, Server, Spread},
 };
@@ -150,7 +150,12 @@ impl Case {
             Self::Setting(setting, value) => setting.protect(value, seed, server),
             _ => protection.protect(seed, server),
         };
-        site.clients(PATIENCE, (self == Self::Retries).then_some(RETRY));
+        site.clients(Clients {
+            patience: PATIENCE,
+            retry: (self == Self::Retries).then_some(RETRY),
+            hang_up: false,
+            polls: 0.0,
+        });
         let mut outcome = Outcome {
             protection,
             case: self,

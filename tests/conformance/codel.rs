@@ -168,7 +168,7 @@ fn other_servers() {
 #[test]
 fn a_slow_class() {
     let server = Server {
-        spread: Spread::SlowClass,
+        spread: Spread::Mixed(0.2),
         mean: 140 * MS,
         ..Setup::default().server
     };

@@ -7,6 +7,9 @@
 //! Time goes from event to event, so hours take seconds, and a run with the same seed is the same run.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[path = "simulation/server.rs"]
+mod server;
+
 use std::{
     cell::RefCell,
     cmp::Reverse,
@@ -24,6 +27,9 @@ use tokio::runtime::Runtime;
 use tower::{BoxError, Layer, Service};
 use tower_backpressure::{Overloaded, SubmittedAt};
 
+use self::server::{Happens, Inside};
+pub use self::server::{Inner, Random, Server, Spread};
+
 pub const MS: Duration = Duration::from_millis(1);
 pub const SEC: Duration = Duration::from_secs(1);
 
@@ -31,129 +37,6 @@ pub const SEC: Duration = Duration::from_secs(1);
 pub fn seeds() -> std::ops::Range<u64> {
     let seeds = std::env::var("BACKPRESSURE_SEEDS").ok();
     0..seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(1)
-}
-
-/// How service times are spread around their mean.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Spread {
-    Constant,
-    /// Evenly within 5 % of the mean.
-    Even,
-    LogNormal(f64),
-    Exponential,
-    /// Nine in ten take a fifth of the mean, one takes 8.2 times the mean.
-    Bimodal,
-    /// One in five takes ten times as long as the others, which are exponential, as it is.
-    SlowClass,
-}
-
-impl Spread {
-    /// A service time with a mean of 1.
-    fn draw(self, random: &mut Random) -> f64 {
-        match self {
-            Self::Constant => 1.0,
-            Self::Even => 0.95 + 0.1 * random.unit(),
-            Self::LogNormal(sigma) => (sigma * random.normal() - sigma * sigma / 2.0).exp(),
-            Self::Exponential => random.exponential(),
-            Self::Bimodal if random.unit() < 0.9 => 0.2,
-            Self::Bimodal => 8.2,
-            Self::SlowClass => {
-                let slow = if random.unit() < 0.2 { 10.0 } else { 1.0 };
-                slow / 2.8 * random.exponential()
-            }
-        }
-    }
-
-    /// The median, with a mean of 1.
-    pub fn median(self) -> f64 {
-        match self {
-            Self::Constant | Self::Even => 1.0,
-            Self::LogNormal(sigma) => (-sigma * sigma / 2.0).exp(),
-            Self::Exponential => std::f64::consts::LN_2,
-            Self::Bimodal => 0.2,
-            Self::SlowClass => f64::NAN,
-        }
-    }
-}
-
-/// SplitMix64.
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In (0, 1].
-    pub fn unit(&mut self) -> f64 {
-        ((self.bits() >> 11) + 1) as f64 / (1_u64 << 53) as f64
-    }
-
-    pub fn exponential(&mut self) -> f64 {
-        -self.unit().ln()
-    }
-
-    fn normal(&mut self) -> f64 {
-        (2.0 * self.exponential()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
-    }
-}
-
-/// The server. What is changed while the world runs applies to requests that come from then on.
-#[derive(Clone, Copy, Debug)]
-pub struct Server {
-    pub k: usize,
-    pub mean: Duration,
-    pub spread: Spread,
-    /// This share of requests is answered after 0.2 ms by something in front of the servers.
-    pub fast: f64,
-    /// Every request fails after 0.2 ms.
-    pub broken: bool,
-    /// All requests are worked on at once, each by its share of the servers, and each one more than there
-    /// are servers slows all of them down by this much.
-    pub contended: Option<f64>,
-    /// Servers work on a request for so long at a time, and then on the next.
-    pub slice: Duration,
-    /// So much work of the same servers each request takes before it gets to the layers.
-    pub front: Duration,
-    /// So long each request is held up before that, by something else.
-    pub upstream: Duration,
-}
-
-impl Server {
-    pub fn new(k: usize, mean: Duration, spread: Spread) -> Self {
-        Self {
-            k,
-            mean,
-            spread,
-            fast: 0.0,
-            broken: false,
-            contended: None,
-            slice: Duration::MAX,
-            front: Duration::ZERO,
-            upstream: Duration::ZERO,
-        }
-    }
-
-    /// Requests a second.
-    pub fn capacity(&self) -> f64 {
-        self.k as f64 / self.mean.as_secs_f64()
-    }
-
-    /// How fast each of `n` requests is worked on, where they share the servers.
-    fn pace(&self, n: usize) -> f64 {
-        let share = (self.k as f64 / n.max(1) as f64).min(1.0);
-        let loss = self.contended.unwrap_or(0.0);
-        let slowed = 1.0 - loss * n.saturating_sub(self.k) as f64;
-        share * slowed.max(0.01)
-    }
 }
 
 /// What was seen in a part of a run.
@@ -170,6 +53,10 @@ pub struct Seen {
     pub good: usize,
     /// Served too late, because they alone took longer than that.
     pub hopeless: usize,
+    /// How long workers worked, in seconds,
+    pub worked: f64,
+    /// and on what was answered too late although it need not have been.
+    pub wasted: f64,
     /// Those of each tenant.
     pub good_by_tenant: Vec<usize>,
     pub offered_by_tenant: Vec<usize>,
@@ -205,6 +92,8 @@ impl Seen {
             all.refused += part.refused;
             all.good += part.good;
             all.hopeless += part.hopeless;
+            all.worked += part.worked;
+            all.wasted += part.wasted;
             add(&mut all.good_by_tenant, &part.good_by_tenant);
             add(&mut all.offered_by_tenant, &part.offered_by_tenant);
             all.latencies.extend(part.latencies);
@@ -239,6 +128,8 @@ impl Seen {
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     pub tenant: usize,
+    /// It waits for news: it takes long, and is no work.
+    pub polls: bool,
     pub submitted: SubmittedAt,
 }
 
@@ -293,6 +184,10 @@ pub struct World<S> {
     pub timers: bool,
     /// Whether clients try again.
     pub retry: Option<Retry>,
+    /// Whether clients hang up when their patience ends. The server notices.
+    pub hang_up: bool,
+    /// This share of requests are long polls. They are none of those that are offered, good or refused.
+    pub polls: f64,
     service: S,
     inside: Rc<RefCell<Inside>>,
     clients: Vec<Client<S>>,
@@ -359,6 +254,8 @@ impl<S: Stack> World<S> {
             tenants: vec![1.0],
             timers: false,
             retry: None,
+            hang_up: false,
+            polls: 0.0,
             service,
             inside,
             clients: Vec::new(),
@@ -385,6 +282,7 @@ impl<S: Stack> World<S> {
         let handle = self.runtime.handle().clone();
         let _entered = handle.enter();
         self.inside.borrow_mut().change_to(self.server);
+        let worked = self.inside.borrow_mut().work();
         let begun = self.now();
         let end = begun + lasting.as_nanos() as u64;
         let between = |random: &mut Random| (random.exponential() / rate * 1e9) as u64;
@@ -413,10 +311,23 @@ impl<S: Stack> World<S> {
             self.poll_woken();
         }
         self.advance_to(end);
+        self.seen.worked = (self.inside.borrow_mut().work() - worked).as_secs_f64();
         let mut seen = std::mem::take(&mut self.seen);
         seen.lasted = lasting.as_secs_f64();
         seen.sort();
         seen
+    }
+
+    /// All workers stand still for a while.
+    pub fn freeze(&mut self, lasting: Duration) {
+        self.inside.borrow_mut().freeze(lasting);
+    }
+
+    /// So many requests come at once.
+    pub fn burst(&mut self, requests: usize) {
+        let handle = self.runtime.handle().clone();
+        let _entered = handle.enter();
+        (0..requests).for_each(|_| self.arrive());
     }
 
     /// Does something on the simulated clock.
@@ -443,18 +354,22 @@ impl<S: Stack> World<S> {
     }
 
     fn arrive(&mut self) {
+        if self.polls > 0.0 && self.arrivals.unit() < self.polls {
+            return self.send(0, 1, true);
+        }
         let tenant = self.tenant();
         self.seen.offered += 1;
         count(&mut self.seen.offered_by_tenant, tenant);
-        self.send(tenant, 1);
+        self.send(tenant, 1, false);
     }
 
-    fn send(&mut self, tenant: usize, attempt: u32) {
+    fn send(&mut self, tenant: usize, attempt: u32, polls: bool) {
         let job = Job {
             tenant,
+            polls,
             submitted: SubmittedAt::now(),
         };
-        self.seen.sent += 1;
+        self.seen.sent += usize::from(!polls);
         self.sent += 1;
         let number = self.sent;
         let since = self.now();
@@ -473,7 +388,7 @@ impl<S: Stack> World<S> {
         let this = &mut self.clients[client];
         (this.job, this.since, this.stage) = (job, since, Stage::Comes);
         (this.number, this.attempt) = (number, attempt);
-        if self.retry.is_some() {
+        if !polls && (self.retry.is_some() || self.hang_up) {
             let end = since.saturating_add(self.patience.as_nanos() as u64);
             let loses_patience = Later::LosesPatience(client, number);
             self.later.push(Reverse((end, number, loses_patience)));
@@ -487,12 +402,16 @@ impl<S: Stack> World<S> {
     fn act(&mut self) {
         let Reverse((_, _, act)) = self.later.pop().expect("somebody is due");
         match act {
-            Later::Sends(tenant, attempt) => self.send(tenant, attempt),
+            Later::Sends(tenant, attempt) => self.send(tenant, attempt, false),
             Later::LosesPatience(client, number) => {
                 let this = &mut self.clients[client];
                 if this.number == number && !matches!(this.stage, Stage::Gone) {
                     this.number = 0; // whatever comes now is no longer waited for
                     let (tenant, attempt) = (this.job.tenant, this.attempt);
+                    if self.hang_up && !matches!(this.stage, Stage::Comes) {
+                        this.stage = Stage::Gone;
+                        self.free.push(client);
+                    }
                     self.try_again(tenant, attempt, Duration::ZERO);
                 }
             }
@@ -549,6 +468,9 @@ impl<S: Stack> World<S> {
         self.free.push(client);
         let (since, tenant) = (this.since, this.job.tenant);
         let (attempt, waited_for) = (this.attempt, this.number != 0);
+        if this.job.polls {
+            return;
+        }
         let refusal = result.as_ref().err().map(refusal);
         match result {
             Ok(()) => {
@@ -564,6 +486,8 @@ impl<S: Stack> World<S> {
                     count(&mut seen.good_by_tenant, tenant);
                 } else if work as f64 / 1e9 > patience {
                     seen.hopeless += 1;
+                } else {
+                    seen.wasted += work as f64 / 1e9;
                 }
             }
             Err(_) if refusal.is_some_and(|refusal| refusal.is_some()) => self.seen.refused += 1,
@@ -611,237 +535,5 @@ impl Wake for Wakes {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.1.0.lock().unwrap().push_back(self.0);
-    }
-}
-
-/// The service that the layers are around.
-#[derive(Clone)]
-pub struct Inner(Rc<RefCell<Inside>>);
-
-impl Service<Job> for Inner {
-    type Response = ();
-    type Error = BoxError;
-    type Future = Response;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Job) -> Response {
-        let mut inside = self.0.borrow_mut();
-        let client = inside.calling;
-        inside.start(client);
-        Response(client, Rc::clone(&self.0))
-    }
-}
-
-pub struct Response(usize, Rc<RefCell<Inside>>);
-
-impl Future for Response {
-    type Output = Result<(), BoxError>;
-
-    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        match self
-            .1
-            .borrow_mut()
-            .done
-            .take_if(|(client, _)| *client == self.0)
-        {
-            Some((_, true)) => Poll::Ready(Ok(())),
-            Some((_, false)) => Poll::Ready(Err("broken".into())),
-            None => Poll::Pending,
-        }
-    }
-}
-
-/// The servers at work.
-pub struct Inside {
-    now: u64,
-    server: Server,
-    random: Random,
-    /// Who calls.
-    calling: usize,
-    /// When each client's request was called, and how much work it is.
-    called: Vec<(u64, u64)>,
-    /// Who has just been answered, and whether with success.
-    done: Option<(usize, bool)>,
-    /// What will happen when.
-    running: BinaryHeap<Reverse<(u64, Work)>>,
-    busy: usize,
-    queue: VecDeque<Work>,
-    shared: Shared,
-}
-
-/// What is done for a client, by a server or by nobody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Work {
-    client: usize,
-    kind: Kind,
-    /// How much is left after what is done now, in nanoseconds.
-    left: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Served,
-    Fast,
-    Failed,
-    Front,
-    Upstream,
-}
-
-enum Happens {
-    Nothing,
-    /// A request gets to the layers.
-    Comes(usize),
-    /// It is answered.
-    Done(usize),
-}
-
-/// Requests that are worked on together. `work` is how much each of them has got since the beginning.
-#[derive(Default)]
-struct Shared {
-    work: f64,
-    at: u64,
-    /// By the work at which they are done, in nanoseconds.
-    running: BinaryHeap<Reverse<(u64, usize)>>,
-}
-
-impl Inside {
-    fn new(seed: u64, server: Server) -> Self {
-        Self {
-            now: 0,
-            server,
-            random: Random(seed),
-            calling: 0,
-            called: Vec::new(),
-            done: None,
-            running: BinaryHeap::new(),
-            busy: 0,
-            queue: VecDeque::new(),
-            shared: Shared::default(),
-        }
-    }
-
-    /// Servers that have come work on what waits.
-    fn change_to(&mut self, server: Server) {
-        let more = server.k > self.server.k;
-        self.server = server;
-        if more {
-            self.next_in_line(None);
-        }
-    }
-
-    /// A request comes. Says whether it takes time until it gets to the layers.
-    fn hold_up(&mut self, client: usize) -> bool {
-        match self.server.upstream {
-            Duration::ZERO => self.front(client),
-            upstream => {
-                self.without_server(client, Kind::Upstream, upstream);
-                true
-            }
-        }
-    }
-
-    fn front(&mut self, client: usize) -> bool {
-        let left = self.server.front.as_nanos() as u64;
-        let kind = Kind::Front;
-        if left > 0 {
-            self.next_in_line(Some(Work { client, kind, left }));
-        }
-        left > 0
-    }
-
-    fn start(&mut self, client: usize) {
-        const FAST: Duration = Duration::from_micros(200);
-        self.called
-            .resize(self.called.len().max(client + 1), (0, 0));
-        self.called[client] = (self.now, 0);
-        if self.server.broken {
-            return self.without_server(client, Kind::Failed, FAST);
-        }
-        if self.server.fast > 0.0 && self.random.unit() < self.server.fast {
-            return self.without_server(client, Kind::Fast, FAST);
-        }
-        let mean = self.server.mean.as_nanos() as f64;
-        let left = (mean * self.server.spread.draw(&mut self.random)) as u64;
-        self.called[client].1 = left;
-        if self.server.contended.is_some() {
-            self.work_together();
-            let done = self.shared.work as u64 + left;
-            self.shared.running.push(Reverse((done, client)));
-        } else {
-            let kind = Kind::Served;
-            self.next_in_line(Some(Work { client, kind, left }));
-        }
-    }
-
-    fn without_server(&mut self, client: usize, kind: Kind, lasting: Duration) {
-        let left = 0;
-        let at = self.now + lasting.as_nanos() as u64;
-        self.running
-            .push(Reverse((at, Work { client, kind, left })));
-    }
-
-    /// Servers that are free take what waits. They may have become fewer, or more.
-    fn next_in_line(&mut self, work: Option<Work>) {
-        self.queue.extend(work);
-        while self.busy < self.server.k {
-            let Some(mut work) = self.queue.pop_front() else {
-                return;
-            };
-            self.busy += 1;
-            let slice = self.server.slice.as_nanos().min(work.left.into()) as u64;
-            work.left -= slice;
-            self.running.push(Reverse((self.now + slice, work)));
-        }
-    }
-
-    fn work_together(&mut self) {
-        let pace = self.server.pace(self.shared.running.len());
-        self.shared.work += (self.now - self.shared.at) as f64 * pace;
-        self.shared.at = self.now;
-    }
-
-    /// When something happens next.
-    fn next(&self) -> Option<u64> {
-        let alone = self.running.peek().map(|Reverse((at, _))| *at);
-        let together = self.shared.running.peek().map(|Reverse((done, _))| {
-            let pace = self.server.pace(self.shared.running.len());
-            let left = (*done as f64 - self.shared.work).max(0.0) / pace;
-            (self.shared.at + left.ceil() as u64).max(self.now)
-        });
-        alone.into_iter().chain(together).min()
-    }
-
-    /// It happens.
-    fn happens(&mut self) -> Happens {
-        let alone = (self.running.peek()).is_some_and(|Reverse((at, _))| *at <= self.now);
-        if !alone {
-            self.work_together();
-            let Reverse((_, client)) = self.shared.running.pop().expect("somebody is due");
-            self.done = Some((client, true));
-            return Happens::Done(client);
-        }
-        let Reverse((_, work)) = self.running.pop().expect("somebody is due");
-        let Work { client, kind, left } = work;
-        if matches!(kind, Kind::Served | Kind::Front) {
-            self.busy -= 1;
-            self.next_in_line((left > 0).then_some(work));
-            if left > 0 {
-                return Happens::Nothing;
-            }
-        }
-        match kind {
-            Kind::Front => Happens::Comes(client),
-            Kind::Upstream => match self.front(client) {
-                true => Happens::Nothing,
-                false => Happens::Comes(client),
-            },
-            Kind::Served | Kind::Fast | Kind::Failed => {
-                self.done = Some((client, kind != Kind::Failed));
-                Happens::Done(client)
-            }
-        }
     }
 }
