@@ -5,10 +5,12 @@ mod counting;
 mod support;
 
 use std::{
+    mem::ManuallyDrop,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -16,7 +18,7 @@ use counting::counted;
 use proptest::prelude::*;
 use support::*;
 use tokio::time;
-use tower::{Layer, Service, ServiceBuilder};
+use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
     ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, Reason,
     keyed_rate_limit::Handle,
@@ -318,6 +320,44 @@ async fn not_more_wait_than_may_wait() {
     assert_eq!(layer.handle().snapshot().waiting, 0);
     drop(call(3));
     assert_eq!(layer.handle().snapshot().waiting, 0);
+}
+
+/// The layer replaces its inner service where a request has to wait, which runs foreign code.
+#[tokio::test(start_paused = true)]
+async fn a_request_does_not_wait_if_the_inner_service_panics_when_it_is_dropped() {
+    #[derive(Clone)]
+    struct PanicsWhenDropped(Probe);
+
+    impl Drop for PanicsWhenDropped {
+        fn drop(&mut self) {
+            panic!("the service panics when it is dropped");
+        }
+    }
+
+    impl Service<u32> for PanicsWhenDropped {
+        type Response = u32;
+        type Error = BoxError;
+        type Future = ProbeFuture;
+
+        fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+            self.0.poll_ready(cx)
+        }
+
+        fn call(&mut self, request: u32) -> ProbeFuture {
+            self.0.call(request)
+        }
+    }
+
+    let layer = layer(Rate::per_second(10).burst(1)).max_wait(ms(1000));
+    let handle = layer.handle();
+    let mut service = ManuallyDrop::new(layer.layer(PanicsWhenDropped(Probe::new())));
+    assert!(poll_ready(&mut *service).is_ready());
+    finish(service.call(1)).unwrap();
+    assert!(poll_ready(&mut *service).is_ready());
+    let call = std::panic::AssertUnwindSafe(|| drop(service.call(1)));
+    assert!(std::panic::catch_unwind(call).is_err());
+    assert_eq!(handle.snapshot().waiting, 0);
+    assert_eq!(handle.snapshot().admitted, 1);
 }
 
 /// What is asked of the user is asked outside the locks.
