@@ -23,6 +23,7 @@ use crate::{
     driver::let_go,
     handles,
     stack::Plan,
+    support::now,
     world::{Asked, Rng, Stack, Tasks, Ticket, World, spawn},
 };
 
@@ -30,8 +31,7 @@ use crate::{
 pub async fn gets_in(world: &Arc<World>, plan: &Plan, rng: &mut Rng) {
     let mut room = rng.between(1, 6) as usize;
     for own in plan.layers() {
-        if let Some(limit) = handles::open(&own.control, rng) {
-            own.most.fetch_max(limit, SeqCst);
+        if let Some(limit) = handles::open(own, rng) {
             room = room.min(limit);
         }
         if let Err(found) = checks::all_permits(own) {
@@ -41,36 +41,61 @@ pub async fn gets_in(world: &Arc<World>, plan: &Plan, rng: &mut Rng) {
     }
     // A `Steer` goes by the seed.
     for way in 0..2 {
-        let inside = Arc::new(AtomicUsize::new(0));
-        let (open, opened) = watch::channel(false);
-        let stack = plan.build(waits(&inside, opened), world, true);
-        let tasks = Tasks::default();
-        for _ in 0..room {
-            let mut request = world.request(rng, false);
-            let ticket = Ticket {
-                seed: way,
-                tenant: 0,
-                ..Ticket::of(&request)
-            };
-            request.extensions_mut().insert(ticket);
-            spawn(&tasks, insist(Arc::clone(world), stack.clone(), request));
-        }
-        let all_inside = async {
-            while inside.load(SeqCst) < room {
-                sleep(Duration::from_millis(1)).await;
-            }
+        batch(world, plan, rng, (room, way)).await;
+    }
+}
+
+/// So many at once, and some that have to wait for them.
+async fn batch(world: &Arc<World>, plan: &Plan, rng: &mut Rng, (room, way): (usize, u64)) {
+    let inside = Arc::new(AtomicUsize::new(0));
+    let rejected = Arc::new(AtomicUsize::new(0));
+    let (open, opened) = watch::channel(false);
+    let stack = plan.build(waits(&inside, opened), world, true);
+    let mut send = |tasks: &Tasks| {
+        let mut request = world.request(rng, false);
+        let ticket = Ticket {
+            seed: way,
+            tenant: 0,
+            ..Ticket::of(&request)
         };
-        if timeout(PATIENCE, all_inside).await.is_err() {
-            let inside = inside.load(SeqCst);
-            world.violated(format!("{inside} of a batch of {room} got in"));
-            tasks.abort();
+        request.extensions_mut().insert(ticket);
+        let (world, rejected) = (Arc::clone(world), Arc::clone(&rejected));
+        spawn(tasks, insist(world, stack.clone(), request, rejected));
+    };
+    let [first, more, cancelled] = [(); 3].map(|()| Tasks::default());
+    (0..room).for_each(|_| send(&first));
+    let all_inside = async {
+        while inside.load(SeqCst) < room {
+            sleep(Duration::from_millis(1)).await;
         }
-        let _ = open.send(true);
+    };
+    if timeout(PATIENCE, all_inside).await.is_err() {
+        let inside = inside.load(SeqCst);
+        world.violated(format!("{inside} of a batch of {room} got in"));
+        return first.abort();
+    }
+    for _ in 0..3 {
+        send(&more);
+        send(&cancelled);
+    }
+    sleep(Duration::from_millis(1)).await;
+    cancelled.abort();
+    let opened = now();
+    let _ = open.send(true);
+    for tasks in [first, more, cancelled] {
         if tasks.finish(PATIENCE).await > 0 {
             world.violated("a batch does not end");
         }
-        let_go(stack);
     }
+    let took = now() - opened;
+    let takes_time = plan.layers().any(|own| own.kind.takes_time());
+    let none_rejected = rejected.load(SeqCst) == 0;
+    if world.mode.is_paused() && none_rejected && !takes_time && took > Duration::from_millis(2) {
+        world.violated(format!(
+            "what waited for a batch was not woken for {took:?}"
+        ));
+    }
+    let_go(stack);
 }
 
 /// On the real clock it is more than any of it takes.
@@ -92,7 +117,7 @@ fn waits(inside: &Arc<AtomicUsize>, opened: watch::Receiver<bool>) -> Stack {
 }
 
 /// One that is rejected comes again: a queue may yet be thought to stand, or a `Buffer` have no room for a moment.
-async fn insist(world: Arc<World>, stack: Stack, request: Asked) {
+async fn insist(world: Arc<World>, stack: Stack, request: Asked, rejected: Arc<AtomicUsize>) {
     loop {
         let mut request = request.clone();
         let ticket = Ticket {
@@ -106,7 +131,10 @@ async fn insist(world: Arc<World>, stack: Stack, request: Asked) {
                 world.violated(format!("a request of a batch failed: {error}"));
                 return;
             }
-            _ => sleep(Duration::from_millis(10)).await,
+            _ => {
+                rejected.fetch_add(1, SeqCst);
+                sleep(Duration::from_millis(10)).await;
+            }
         }
     }
 }

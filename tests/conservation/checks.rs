@@ -4,11 +4,16 @@ use std::sync::{Arc, atomic::Ordering::SeqCst};
 
 use tower_backpressure::{Rejected, concurrency_limit, wfq};
 
-use crate::{handles::Control, own::Own, stack::Plan, world::TENANTS};
+use crate::{
+    handles::Control,
+    own::Own,
+    stack::Plan,
+    world::{TENANTS, World},
+};
 
-pub fn all(plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
+pub fn all(world: &World, plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
     idle(&own.control).map_err(|found| format!("not idle: {found}"))?;
-    counts(plan, own).map_err(|found| format!("counts wrongly: {found}"))
+    counts(world, plan, own).map_err(|found| format!("counts wrongly: {found}"))
 }
 
 /// Nothing is in flight, and nothing waits. What is wrong, if anything is.
@@ -70,9 +75,14 @@ fn idle_wfq(handle: &wfq::Handle) -> Result<(), String> {
 }
 
 /// What a layer has counted is what meters saw outside and inside it.
-fn counts(plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
+fn counts(world: &World, plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
     let (came, sent) = (own.above.calls(), own.below.calls());
     let delivered = own.above.rejections.load(SeqCst);
+    let refused_inside = own.below.errors_of_rejection.load(SeqCst);
+    // A future that panics when it is dropped takes along what it has ended with.
+    let may_panic = world.faults.drop_panics + world.faults.service_drop_panics > 0;
+    let least_refused_inside = if may_panic { 0 } else { refused_inside };
+    let is_refused_inside = |refused| (least_refused_inside..=refused_inside).contains(&refused);
     let acquired = own.acquired.load(SeqCst);
     let refused = own.refused.load(SeqCst);
     let most_live = own.below.most_live.load(SeqCst);
@@ -81,7 +91,7 @@ fn counts(plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
     let stopped = stopped.ok_or(format!("{came} came, and {sent} were sent"))?;
     let found = |what: &str, seen: &dyn std::fmt::Debug| {
         format!(
-            "{what}: {came} came, {sent} were sent, {most_live} at once, {delivered} rejections were delivered; \
+            "{what}: {came} came, {sent} were sent, {most_live} at once, {refused_inside} were refused inside, {delivered} rejections were delivered; \
              handles acquired {acquired} and were refused {refused}; {seen:?}"
         )
     };
@@ -160,12 +170,14 @@ fn counts(plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
                 "served or refused",
                 &seen,
             )?;
+            check(is_refused_inside(seen.refused), "refused", &seen)?;
             check((delivered..=stopped).contains(&rejected), "rejected", &seen)
         }
         Control::Edge(handle) => {
             let (wfq, codel) = (handle.wfq.snapshot(), handle.codel.snapshot());
             let adaptive = handle.adaptive.snapshot().permits;
             let seen = (&wfq, &codel, &adaptive);
+            check(wfq.refused >= least_refused_inside, "refused", &seen)?;
             let passed = [wfq.served + wfq.refused, codel.admitted, adaptive.admitted];
             let passed_right = passed
                 .iter()

@@ -167,10 +167,11 @@ pub fn try_acquire(own: &Own, rng: &mut Rng) -> Option<Permit> {
 
 /// Opens everything as wide as it may have been. Says how many requests of one tenant can be inside at
 /// once from now on; `None` is any number.
-pub fn open(control: &Control, rng: &mut Rng) -> Option<usize> {
+pub fn open(own: &Own, rng: &mut Rng) -> Option<usize> {
     let ample = Rate::per_second(1_000_000).burst(1000);
     let limit = rng.between(1, 4) as usize;
-    match control {
+    own.most.fetch_max(limit, SeqCst);
+    match &own.control {
         Control::Limit(handle) => {
             handle.set_max_waiting(1024);
             handle.set_max_wait(None);

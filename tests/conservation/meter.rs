@@ -22,6 +22,8 @@ pub struct Counts {
     pub calls: AtomicU64,
     /// Rejections that came past and were made in this stack, by the layer whose name was asked for.
     pub rejections: AtomicU64,
+    /// Errors that are a rejection, wherever it was made.
+    pub errors_of_rejection: AtomicU64,
     live: AtomicUsize,
     pub most_live: AtomicUsize,
     live_of: [AtomicUsize; TENANTS + 1],
@@ -104,6 +106,8 @@ impl Future for MeterFuture {
             Err(error) => Overloaded::find(error.as_ref()),
         };
         if let Some(rejection) = rejection {
+            let is_error = u64::from(result.is_err());
+            (self.counts.errors_of_rejection).fetch_add(is_error, SeqCst);
             self.judge(rejection);
         }
         Poll::Ready(result)

@@ -87,6 +87,11 @@ impl Kind {
         }
     }
 
+    /// Whether requests wait for time to pass.
+    pub fn takes_time(self) -> bool {
+        matches!(self, Self::Rate | Self::KeyedRate)
+    }
+
     /// Whether it can refuse on behalf of a limiter inside.
     pub fn sheds(self) -> bool {
         matches!(self, Self::Shed | Self::Edge)
