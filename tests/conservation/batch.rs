@@ -27,75 +27,120 @@ use crate::{
     world::{Asked, Rng, Stack, Tasks, Ticket, World, spawn},
 };
 
-/// As many as the layers let in at once, of one tenant.
+/// As many as the layers let in at once, of one tenant; and those who wait, when there is room for them.
 pub async fn gets_in(world: &Arc<World>, plan: &Plan, rng: &mut Rng) {
-    let mut room = rng.between(1, 6) as usize;
-    for own in plan.layers() {
-        if let Some(limit) = handles::open(own, rng) {
-            room = room.min(limit);
+    for grows in [false, true] {
+        let room = rng.between(1, 4) as usize;
+        for own in plan.layers() {
+            handles::open(own, room);
+            if let Err(found) = checks::all_permits(own) {
+                world.violated(format!("{}: {found}", own.text));
+                return;
+            }
         }
-        if let Err(found) = checks::all_permits(own) {
-            world.violated(format!("{}: {found}", own.text));
-            return;
-        }
-    }
-    // A `Steer` goes by the seed.
-    for way in 0..2 {
-        batch(world, plan, rng, (room, way)).await;
+        let batch = Batch {
+            world,
+            plan,
+            room,
+            way: rng.below(2),
+        };
+        batch.run(rng, grows).await;
     }
 }
 
-/// So many at once, and some that have to wait for them.
-async fn batch(world: &Arc<World>, plan: &Plan, rng: &mut Rng, (room, way): (usize, u64)) {
-    let inside = Arc::new(AtomicUsize::new(0));
-    let rejected = Arc::new(AtomicUsize::new(0));
-    let (open, opened) = watch::channel(false);
-    let stack = plan.build(waits(&inside, opened), world, true);
-    let mut send = |tasks: &Tasks| {
-        let mut request = world.request(rng, false);
+struct Batch<'a> {
+    world: &'a Arc<World>,
+    plan: &'a Plan,
+    room: usize,
+    /// Which branch of a `Steer`.
+    way: u64,
+}
+
+/// How many wait for those who are inside.
+const MORE: usize = 3;
+
+impl Batch<'_> {
+    async fn run(&self, rng: &mut Rng, grows: bool) {
+        let Self {
+            world, plan, room, ..
+        } = *self;
+        let inside = Arc::new(AtomicUsize::new(0));
+        let rejected = Arc::new(AtomicUsize::new(0));
+        let (open, opened) = watch::channel(false);
+        let stack = plan.build(waits(&inside, opened), world, true);
+        let mut send = |tasks: &Tasks| {
+            let request = self.request(rng);
+            let (world, rejected) = (Arc::clone(world), Arc::clone(&rejected));
+            spawn(tasks, insist(world, stack.clone(), request, rejected));
+        };
+        let [first, more, cancelled] = [(); 3].map(|()| Tasks::default());
+        (0..room).for_each(|_| send(&first));
+        if !reaches(&inside, room).await {
+            let inside = inside.load(SeqCst);
+            world.violated(format!("{inside} of a batch of {room} got in"));
+            return first.abort();
+        }
+        if grows {
+            plan.layers().for_each(|own| _ = handles::choke(own));
+        }
+        for _ in 0..MORE {
+            send(&more);
+            send(&cancelled);
+        }
+        sleep(Duration::from_millis(1)).await;
+        cancelled.abort();
+        let from = now();
+        if grows {
+            for own in plan.layers() {
+                handles::open(own, room + MORE);
+            }
+            if !reaches(&inside, room + MORE).await {
+                let inside = inside.load(SeqCst);
+                let found =
+                    format!("{inside} got in when the limits had grown from {room} by {MORE}");
+                world.violated(found);
+            }
+            self.check_time(now() - from, &rejected);
+        }
+        let _ = open.send(true);
+        for tasks in [first, more, cancelled] {
+            if tasks.finish(PATIENCE).await > 0 {
+                world.violated("a batch does not end");
+            }
+        }
+        self.check_time(now() - from, &rejected);
+        let_go(stack);
+    }
+
+    fn request(&self, rng: &mut Rng) -> Asked {
+        let mut request = self.world.request(rng, false);
         let ticket = Ticket {
-            seed: way,
+            seed: self.way,
             tenant: 0,
             ..Ticket::of(&request)
         };
         request.extensions_mut().insert(ticket);
-        let (world, rejected) = (Arc::clone(world), Arc::clone(&rejected));
-        spawn(tasks, insist(world, stack.clone(), request, rejected));
-    };
-    let [first, more, cancelled] = [(); 3].map(|()| Tasks::default());
-    (0..room).for_each(|_| send(&first));
-    let all_inside = async {
-        while inside.load(SeqCst) < room {
+        request
+    }
+
+    /// On paused time, who is woken at once has taken none. Who is rejected comes again after a while.
+    fn check_time(&self, took: Duration, rejected: &AtomicUsize) {
+        let takes_time = self.plan.layers().any(|own| own.kind.takes_time());
+        let excused = takes_time || rejected.load(SeqCst) > 0 || !self.world.mode.is_paused();
+        if !excused && took > Duration::from_millis(4) {
+            let found = format!("what waited for a batch was not woken for {took:?}");
+            self.world.violated(found);
+        }
+    }
+}
+
+async fn reaches(count: &AtomicUsize, wanted: usize) -> bool {
+    let reached = async {
+        while count.load(SeqCst) < wanted {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    if timeout(PATIENCE, all_inside).await.is_err() {
-        let inside = inside.load(SeqCst);
-        world.violated(format!("{inside} of a batch of {room} got in"));
-        return first.abort();
-    }
-    for _ in 0..3 {
-        send(&more);
-        send(&cancelled);
-    }
-    sleep(Duration::from_millis(1)).await;
-    cancelled.abort();
-    let opened = now();
-    let _ = open.send(true);
-    for tasks in [first, more, cancelled] {
-        if tasks.finish(PATIENCE).await > 0 {
-            world.violated("a batch does not end");
-        }
-    }
-    let took = now() - opened;
-    let takes_time = plan.layers().any(|own| own.kind.takes_time());
-    let none_rejected = rejected.load(SeqCst) == 0;
-    if world.mode.is_paused() && none_rejected && !takes_time && took > Duration::from_millis(2) {
-        world.violated(format!(
-            "what waited for a batch was not woken for {took:?}"
-        ));
-    }
-    let_go(stack);
+    timeout(PATIENCE, reached).await.is_ok()
 }
 
 /// On the real clock it is more than any of it takes.

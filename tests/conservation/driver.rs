@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{Arc, Mutex, atomic::Ordering::SeqCst},
     task::Poll,
     time::Duration,
 };
@@ -26,8 +26,13 @@ pub struct Client {
     pub stacks: Vec<Stack>,
     pub layers: Vec<Arc<Own>>,
     pub tasks: Tasks,
+    /// Where services are kept that hold nothing any more, if they hold nothing any more.
+    pub shelf: Option<Shelf>,
     pub rng: Rng,
 }
+
+/// Services that were called last, until all clients have gone.
+pub type Shelf = Arc<Mutex<Vec<Stack>>>;
 
 impl Client {
     pub async fn run(mut self, operations: u64) {
@@ -86,6 +91,7 @@ impl Client {
             world: Arc::clone(&self.world),
             rng: self.rng.fork(),
             tasks: self.tasks.clone(),
+            shelf: self.shelf.clone(),
         };
         match self.rng.once_in(2) {
             true => spawn(&self.tasks, requests.run(stack)),
@@ -106,19 +112,25 @@ struct Requests {
     world: Arc<World>,
     rng: Rng,
     tasks: Tasks,
+    shelf: Option<Shelf>,
 }
 
 impl Requests {
     async fn run(mut self, mut service: Stack) {
-        loop {
+        let last = loop {
             let outcome = self.one(&mut service).await;
             self.world.note(outcome as u64);
             if !self.rng.once_in(4) || outcome == Outcome::Panicked {
-                break;
+                break outcome;
             }
             self.world.operations.fetch_add(1, SeqCst);
+        };
+        match self.shelf {
+            Some(shelf) if last.was_called() && self.rng.once_in(4) => {
+                shelf.lock().unwrap().push(service);
+            }
+            _ => let_go(service),
         }
-        let_go(service);
     }
 
     async fn one(&mut self, service: &mut Stack) -> Outcome {
@@ -155,7 +167,9 @@ impl Requests {
     }
 
     async fn answer(&mut self, mut future: ResponseFuture, cut: Cut) -> Outcome {
-        let Self { world, rng, tasks } = self;
+        let Self {
+            world, rng, tasks, ..
+        } = self;
         let mut result = limited(&mut future, cut, world).await;
         if let (Ended::Cut, None) = (&result, cut.deadline) {
             if rng.once_in(2) {
@@ -211,6 +225,15 @@ enum Outcome {
     Failed,
     Cut,
     Panicked,
+}
+
+impl Outcome {
+    fn was_called(self) -> bool {
+        matches!(
+            self,
+            Self::Served | Self::Rejected | Self::Failed | Self::Cut
+        )
+    }
 }
 
 /// Drops it, also if that panics.

@@ -10,9 +10,9 @@ use std::{
 };
 
 use tower_backpressure::{
-    Permit, Rate, SubmittedAt, adaptive_concurrency, circuit_breaker, codel, concurrency_limit,
-    edge, keyed_circuit_breaker, keyed_concurrency_limit, keyed_rate_limit, rate_limit, saturation,
-    shadow, wfq,
+    CoDelConfig, Permit, Rate, SubmittedAt, adaptive_concurrency, circuit_breaker, codel,
+    concurrency_limit, edge, keyed_circuit_breaker, keyed_concurrency_limit, keyed_rate_limit,
+    rate_limit, saturation, shadow, wfq,
 };
 
 use crate::{
@@ -165,22 +165,20 @@ pub fn try_acquire(own: &Own, rng: &mut Rng) -> Option<Permit> {
     }
 }
 
-/// Opens everything as wide as it may have been. Says how many requests of one tenant can be inside at
-/// once from now on; `None` is any number.
-pub fn open(own: &Own, rng: &mut Rng) -> Option<usize> {
+/// Opens everything, but for limits on what is inside at once: so many of one tenant. Whether there is such a limit.
+pub fn open(own: &Own, room: usize) -> bool {
     let ample = Rate::per_second(1_000_000).burst(1000);
-    let limit = rng.between(1, 4) as usize;
-    own.most.fetch_max(limit, SeqCst);
+    own.most.fetch_max(room, SeqCst);
     match &own.control {
         Control::Limit(handle) => {
             handle.set_max_waiting(1024);
             handle.set_max_wait(None);
-            handle.set_limit(limit).unwrap();
-            return Some(limit);
+            handle.set_limit(room).unwrap();
+            return true;
         }
         Control::Adaptive(handle) => {
-            open_adaptive(handle, limit);
-            return Some(limit);
+            open_adaptive(handle, room);
+            return true;
         }
         Control::Rate(handle) => {
             handle.set_max_waiting(1024);
@@ -192,8 +190,8 @@ pub fn open(own: &Own, rng: &mut Rng) -> Option<usize> {
             handle.set_max_waiting_per_key(1024);
             handle.set_max_wait(None);
             (0..TENANTS).for_each(|key| handle.remove_limit_of(&key));
-            handle.set_limit(limit).unwrap();
-            return Some(limit);
+            handle.set_limit(room).unwrap();
+            return true;
         }
         Control::KeyedRate(handle) => {
             handle.set_rate(ample);
@@ -202,19 +200,23 @@ pub fn open(own: &Own, rng: &mut Rng) -> Option<usize> {
                 global.set_rate(ample);
             }
         }
-        Control::CoDel(handle) => return Some(handle.snapshot().min),
+        Control::CoDel(handle) => {
+            open_codel(handle, room);
+            return true;
+        }
         Control::Wfq(handle) => open_wfq(handle),
         Control::Edge(handle) => {
             open_wfq(&handle.wfq);
-            open_adaptive(&handle.adaptive, limit);
-            return Some(limit.min(handle.codel.snapshot().min));
+            open_codel(&handle.codel, room);
+            open_adaptive(&handle.adaptive, room);
+            return true;
         }
         Control::Breaker(handle) => handle.reset(),
         Control::KeyedBreaker(handle) => (0..TENANTS).for_each(|key| handle.reset(&key)),
         Control::Saturation(_, depth) => depth.store(0, SeqCst),
         Control::Shed | Control::Shadow(..) => {}
     }
-    None
+    false
 }
 
 fn open_adaptive(handle: &adaptive_concurrency::Handle, limit: usize) {
@@ -223,9 +225,26 @@ fn open_adaptive(handle: &adaptive_concurrency::Handle, limit: usize) {
     handle.pin(limit).unwrap();
 }
 
+fn open_codel(handle: &codel::Handle, limit: usize) {
+    let config = CoDelConfig::default()
+        .min_concurrency(limit)
+        .max_concurrency(limit);
+    handle.apply(&config).unwrap();
+}
+
 fn open_wfq(handle: &wfq::Handle) {
     handle.set_max_waiting(1024);
     handle.set_max_waiting_per_tenant(1024);
     handle.set_max_wait(None);
     handle.set_max_in_flight_per_tenant(None);
+}
+
+/// From now on nothing more gets in, where that is not only for those who come. Whether it is so.
+pub fn choke(own: &Own) -> bool {
+    match &own.control {
+        Control::Rate(handle) => handle.set_rate(Rate::per_hour(1).burst(1)),
+        Control::Wfq(handle) => handle.set_max_in_flight_per_tenant(Some(NonZeroU32::MIN)),
+        _ => return false,
+    }
+    true
 }

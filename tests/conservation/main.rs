@@ -30,12 +30,13 @@ mod world;
 use std::{
     env,
     hash::{BuildHasher, RandomState},
+    mem,
     panic::{self, AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, Once, atomic::Ordering::SeqCst},
     time::Duration,
 };
 
-use driver::{Client, let_go};
+use driver::{Client, Shelf, let_go};
 use own::Kind;
 use service::Inner;
 use stack::Plan;
@@ -155,12 +156,15 @@ async fn run(world: &Arc<World>, plan: &Plan, mut rng: Rng) {
         stacks.push(plan.build(inner(), world, false));
     }
     let tasks = Tasks::default();
+    // A `Buffer` that is kept keeps what it has reserved for a request that was cancelled.
+    let shelf = (!plan.has_buffer()).then(Shelf::default);
     for _ in 0..rng.between(1, 8) {
         let client = Client {
             world: Arc::clone(world),
             stacks: stacks.clone(),
             layers: plan.layers().cloned().collect(),
             tasks: tasks.clone(),
+            shelf: shelf.clone(),
             rng: rng.fork(),
         };
         let operations = rng.between(1, 40);
@@ -182,6 +186,12 @@ async fn run(world: &Arc<World>, plan: &Plan, mut rng: Rng) {
     }
     stacks.into_iter().for_each(let_go);
     check(world, plan).await;
+    for shelved in shelf
+        .iter()
+        .flat_map(|shelf| mem::take(&mut *shelf.lock().unwrap()))
+    {
+        let_go(shelved);
+    }
     if world.violations().is_empty() {
         batch::gets_in(world, plan, &mut rng).await;
         check(world, plan).await;
