@@ -16,15 +16,15 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower::{BoxError, ServiceExt, service_fn, util::BoxCloneService};
-use tower_backpressure::Overloaded;
+use tower_backpressure::{Overloaded, WfqConfig};
 
 use crate::{
     checks,
     driver::let_go,
-    handles,
+    handles::{self, Control},
     stack::Plan,
     support::now,
-    world::{Asked, Rng, Stack, Tasks, Ticket, World, spawn},
+    world::{Asked, Rng, Stack, TENANTS, Tasks, Ticket, World, spawn},
 };
 
 /// As many as the layers let in at once, of one tenant; and those who wait, when there is room for them.
@@ -183,3 +183,35 @@ async fn insist(world: Arc<World>, stack: Stack, request: Asked, rejected: Arc<A
         }
     }
 }
+
+/// A fair queue forgets the tenants that have nothing in it, where it needs room for others. To be asked last: nobody
+/// meters it.
+pub async fn forgets(world: &Arc<World>, plan: &Plan, rng: &mut Rng) {
+    for own in plan.layers() {
+        let handle = match &own.control {
+            Control::Wfq(handle) => handle,
+            Control::Edge(handle) => &handle.wfq,
+            _ => continue,
+        };
+        let config = WfqConfig::default().max_tenants(TENANTS);
+        handle.apply(&config).unwrap();
+        let before = handle.snapshot().overflowed;
+        for newcomer in NEWCOMERS {
+            let (_open, opened) = watch::channel(true);
+            let stack = own.wrap(waits(&Arc::default(), opened));
+            let mut request = world.request(rng, false);
+            let ticket = Ticket {
+                newcomer: Some(newcomer),
+                ..Ticket::of(&request)
+            };
+            request.extensions_mut().insert(ticket);
+            insist(Arc::clone(world), stack, request, Arc::default()).await;
+        }
+        let seen = handle.snapshot();
+        if seen.overflowed > before {
+            world.violated(format!("{} does not forget: {seen:?}", own.text));
+        }
+    }
+}
+
+const NEWCOMERS: [&str; 6] = ["eve", "fay", "gus", "hal", "ivy", "jim"];

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering::SeqCst};
 use tower_backpressure::{Rejected, concurrency_limit, wfq};
 
 use crate::{
-    handles::Control,
+    handles::{Control, WITH_OWN_LIMIT},
     own::Own,
     stack::Plan,
     world::{TENANTS, World},
@@ -28,7 +28,9 @@ pub fn idle(control: &Control) -> Result<(), String> {
             is(
                 (seen.in_flight, seen.waiting, seen.keys) == (0, 0, 0),
                 &seen,
-            )
+            )?;
+            let known = (WITH_OWN_LIMIT..TENANTS).find_map(|key| handle.key(&key));
+            is(known.is_none(), &known)
         }
         Control::CoDel(handle) => is(handle.snapshot().in_flight == 0, &handle.snapshot()),
         Control::Wfq(handle) => idle_wfq(handle),
@@ -239,10 +241,6 @@ pub fn all_permits(own: &Own) -> Result<(), String> {
             let limit = handle.adaptive.snapshot().permits.limit;
             let permits = (0..=limit).map_while(|_| handle.adaptive.try_acquire().ok());
             (limit, permits.collect())
-        }
-        Control::KeyedLimit(handle) => {
-            let left = (0..TENANTS).find_map(|key| handle.key(&key));
-            return is(left.is_none(), &left);
         }
         _ => return Ok(()),
     };

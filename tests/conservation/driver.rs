@@ -1,6 +1,7 @@
 //! The clients of a stack: they ask, wait, give up, keep what they have for a while, and turn its knobs.
 
 use std::{
+    any::Any,
     future::{Future, poll_fn},
     pin::Pin,
     sync::{Arc, Mutex, atomic::Ordering::SeqCst},
@@ -8,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::Service;
@@ -26,13 +28,13 @@ pub struct Client {
     pub stacks: Vec<Stack>,
     pub layers: Vec<Arc<Own>>,
     pub tasks: Tasks,
-    /// Where services are kept that hold nothing any more, if they hold nothing any more.
+    /// Where to keep what should hold nothing any more.
     pub shelf: Option<Shelf>,
     pub rng: Rng,
 }
 
-/// Services that were called last, until all clients have gone.
-pub type Shelf = Arc<Mutex<Vec<Stack>>>;
+/// Services that were called, and bodies that have ended, until all clients have gone.
+pub type Shelf = Arc<Mutex<Vec<Box<dyn Any + Send>>>>;
 
 impl Client {
     pub async fn run(mut self, operations: u64) {
@@ -125,11 +127,17 @@ impl Requests {
             }
             self.world.operations.fetch_add(1, SeqCst);
         };
-        match self.shelf {
-            Some(shelf) if last.was_called() && self.rng.once_in(4) => {
-                shelf.lock().unwrap().push(service);
-            }
-            _ => let_go(service),
+        match last.was_called() {
+            true => self.shelve(service),
+            false => let_go(service),
+        }
+    }
+
+    /// Drops what should hold nothing, or keeps it.
+    fn shelve<T: Send + 'static>(&mut self, it: T) {
+        match &self.shelf {
+            Some(shelf) if self.rng.once_in(4) => shelf.lock().unwrap().push(Box::new(it)),
+            _ => let_go(it),
         }
     }
 
@@ -197,16 +205,28 @@ impl Requests {
         let Self { world, rng, .. } = self;
         let keep = response.extensions_mut().remove::<KeepPermits>();
         let frames = rng.below(5);
+        let mut ended = response.is_end_stream();
         for _ in 0..frames {
             let mut frame = response.frame();
             match limited(&mut frame, Cut::draw(world, rng, false), world).await {
-                Ended::Done(Some(Ok(_))) => {}
-                _ => break,
+                Ended::Done(Some(Ok(_))) => ended = response.is_end_stream(),
+                Ended::Done(_) => {
+                    ended = true;
+                    break;
+                }
+                Ended::Cut | Ended::Panicked => {
+                    ended = false;
+                    break;
+                }
             }
         }
-        let_go(response);
+        let kept_for = world.mode.span(rng, 30);
+        match ended {
+            true => self.shelve(response),
+            false => let_go(response),
+        }
         if keep.is_some() {
-            pause(world.mode.span(rng, 30)).await;
+            pause(kept_for).await;
         }
         let_go(keep);
         Outcome::Served

@@ -38,6 +38,9 @@ pub enum Control {
     Shadow(shadow::Handle, Vec<Control>),
 }
 
+/// So many keys may have a limit of their own. The others are known only while they are in use.
+pub const WITH_OWN_LIMIT: usize = 2;
+
 /// Changes something while the layer is in use.
 pub fn change(own: &Own, mode: Mode, rng: &mut Rng) {
     let limit = rng.between(1, 5) as usize;
@@ -66,7 +69,8 @@ pub fn change(own: &Own, mode: Mode, rng: &mut Rng) {
             2 => handle.remove_limit_of(&tenant),
             3 => {
                 raise();
-                handle.set_limit_of(&tenant, limit).unwrap();
+                let key = tenant % WITH_OWN_LIMIT;
+                handle.set_limit_of(&key, limit).unwrap();
             }
             // In what order the waiters of several keys are woken is not decided by the seed.
             _ if mode.is_paused() && keys_with_waiters(handle) > 1 => {}

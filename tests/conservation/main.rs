@@ -195,6 +195,7 @@ async fn run(world: &Arc<World>, plan: &Plan, mut rng: Rng) {
     if world.violations().is_empty() {
         batch::gets_in(world, plan, &mut rng).await;
         check(world, plan).await;
+        batch::forgets(world, plan, &mut rng).await;
     }
 }
 

@@ -211,6 +211,7 @@ impl World {
             attempt: Arc::default(),
             seed: rng.next(),
             tenant: rng.below(TENANTS as u64 + 1) as usize,
+            newcomer: None,
             may_hang,
         };
         let mut request = Request::new(String::new());
@@ -230,6 +231,8 @@ pub struct Ticket {
     pub attempt: Arc<AtomicU32>,
     pub seed: u64,
     pub tenant: usize,
+    /// It is of this tenant instead, which has never been seen.
+    pub newcomer: Option<&'static str>,
     /// Its caller gives up at some time.
     pub may_hang: bool,
 }
@@ -246,7 +249,8 @@ pub fn key<B>(request: &Request<B>) -> Option<usize> {
 }
 
 pub fn tenant<B>(request: &Request<B>) -> Option<&'static str> {
-    Some(NAMES[key(request)?])
+    let ticket = request.extensions().get::<Ticket>()?;
+    ticket.newcomer.or_else(|| Some(NAMES[key(request)?]))
 }
 
 /// What an inner service panics with, and nothing else does. It is thrown past the panic hook, which is
