@@ -28,11 +28,16 @@ mod stack;
 mod world;
 
 use std::{
+    cell::Cell,
     env,
     hash::{BuildHasher, RandomState},
     mem,
     panic::{self, AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, Once, atomic::Ordering::SeqCst},
+    sync::{
+        Arc, Mutex, Once,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    thread,
     time::Duration,
 };
 
@@ -53,13 +58,15 @@ fn nothing_is_lost_on_paused_time() {
     fuzz(
         "nothing_is_lost_on_paused_time",
         STACKS_ON_PAUSED_TIME,
+        1,
         |_| Mode::Paused,
     );
 }
 
 #[test]
 fn nothing_is_lost_on_threads() {
-    fuzz("nothing_is_lost_on_threads", STACKS_ON_THREADS, |rng| {
+    // They wait for timers most of the time.
+    fuzz("nothing_is_lost_on_threads", STACKS_ON_THREADS, 4, |rng| {
         Mode::Threads(rng.pick(&[2, 3, 4, 8]))
     });
 }
@@ -72,39 +79,51 @@ fn a_seed_repeats_its_run() {
     }
 }
 
-/// Fixed seeds, or fresh ones for as long as it is told to.
-fn fuzz(test: &str, stacks: u64, mode: impl Fn(&mut Rng) -> Mode) {
+/// Fixed seeds, or fresh ones for as long as it is told to. So many stacks at a time.
+fn fuzz(test: &str, stacks: u64, at_once: usize, mode: impl Fn(&mut Rng) -> Mode + Sync) {
     let run = |number: u64, seed: u64| {
-        let mode = mode(&mut Rng::new(mix(seed)));
-        try_one(mode, seed).unwrap_or_else(|failure| {
-            panic!(
-                "{FOUND} {failure}\nstack {number}; again: BACKPRESSURE_FUZZ_SEED={seed:#x} cargo test --test conservation {test}"
+        let seen = try_one(mode(&mut Rng::new(mix(seed))), seed);
+        seen.map_err(|failure| {
+            format!(
+                "{failure}\nstack {number}; again: BACKPRESSURE_FUZZ_SEED={seed:#x} cargo test --test conservation {test}"
             )
         })
     };
     if let Ok(seed) = env::var("BACKPRESSURE_FUZZ_SEED") {
         let seed = u64::from_str_radix(seed.trim_start_matches("0x"), 16);
-        run(0, seed.expect("a seed is a hexadecimal number"));
-        return;
+        let seed = seed.expect("a seed is a hexadecimal number");
+        return if let Err(failure) = run(0, seed) {
+            panic!("{FOUND} {failure}");
+        };
     }
     let began = support::now();
     let seconds = env::var("BACKPRESSURE_FUZZ_SECONDS").ok();
     let seconds = seconds.map(|seconds| seconds.parse().expect("a number of seconds"));
     let within = seconds.map(Duration::from_secs);
     let first = within.map_or(0, |_| RandomState::new().hash_one(0));
-    let seeds = (0..).map(|n| mix(first.wrapping_add(n)));
-    let (mut tried, mut operations) = (0_u64, 0);
-    for seed in seeds {
-        if within.map_or(tried >= stacks, |within| began.elapsed() >= within) {
-            break;
+    let (next, operations) = (AtomicU64::new(0), AtomicU64::new(0));
+    let failure = Mutex::new(None);
+    let goes_on = || {
+        let goes_on = within.map_or(next.load(SeqCst) < stacks, |within| {
+            began.elapsed() < within
+        });
+        goes_on && failure.lock().unwrap().is_none()
+    };
+    let work = || {
+        while goes_on() {
+            let number = next.fetch_add(1, SeqCst);
+            match run(number, mix(first.wrapping_add(number))) {
+                Ok(seen) => _ = operations.fetch_add(seen.operations, SeqCst),
+                Err(found) => *failure.lock().unwrap() = Some(found),
+            }
         }
-        operations += run(tried, seed).operations;
-        tried += 1;
+    };
+    thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
+    if let Some(failure) = failure.into_inner().unwrap() {
+        panic!("{FOUND} {failure}");
     }
-    println!(
-        "{test}: {operations} operations on {tried} stacks in {:.1?}",
-        began.elapsed()
-    );
+    let took = began.elapsed();
+    println!("{test}: {operations:?} operations on {next:?} stacks in {took:.1?}");
 }
 
 /// Begins what a test says that has found something.
@@ -120,7 +139,8 @@ struct Seen {
 fn try_one(mode: Mode, seed: u64) -> Result<Seen, String> {
     watch_panics();
     let mut rng = Rng::new(seed);
-    let runtime = runtime(mode);
+    SEED.set(seed);
+    let runtime = runtime(mode, seed);
     let entered = runtime.enter();
     let world = World::new(mode, &mut rng);
     let plan = Plan::draw(mode, &mut rng);
@@ -129,7 +149,16 @@ fn try_one(mode: Mode, seed: u64) -> Result<Seen, String> {
     let ran = catch_unwind(AssertUnwindSafe(|| runtime.block_on(run)));
     runtime.shutdown_background();
     let mut violations = world.violations();
-    violations.extend(PANICS.lock().unwrap().drain(..));
+    let mut panics = PANICS.lock().unwrap();
+    let is_ours = |(of, _): &(u64, String)| *of == seed;
+    violations.extend(
+        panics
+            .iter()
+            .filter(|it| is_ours(it))
+            .map(|(_, panic)| panic.clone()),
+    );
+    panics.retain(|it| !is_ours(it));
+    drop(panics);
     if ran.is_err() && violations.is_empty() {
         violations.push("the run itself panicked".into());
     }
@@ -231,7 +260,7 @@ fn states(plan: &Plan) -> String {
     plan.layers().map(state).collect::<Vec<_>>().join("\n")
 }
 
-fn runtime(mode: Mode) -> Runtime {
+fn runtime(mode: Mode, seed: u64) -> Runtime {
     let mut builder = match mode {
         Mode::Paused => Builder::new_current_thread(),
         Mode::Threads(_) => Builder::new_multi_thread(),
@@ -240,11 +269,17 @@ fn runtime(mode: Mode) -> Runtime {
         Mode::Paused => builder.start_paused(true),
         Mode::Threads(workers) => builder.worker_threads(workers),
     };
+    let builder = builder.on_thread_start(move || SEED.set(seed));
     builder.enable_time().build().unwrap()
 }
 
-/// What panicked that was not meant to: anywhere, also in tasks that nobody waits for.
-static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// What panicked that was not meant to, and in the run of which seed: anywhere, also in tasks that nobody waits for.
+static PANICS: Mutex<Vec<(u64, String)>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// Of the run that this thread belongs to.
+    static SEED: Cell<u64> = const { Cell::new(0) };
+}
 
 fn watch_panics() {
     static ONCE: Once = Once::new();
@@ -252,7 +287,8 @@ fn watch_panics() {
         let usual = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !info.to_string().contains(FOUND) {
-                PANICS.lock().unwrap().push(info.to_string());
+                let panic = (SEED.get(), info.to_string());
+                PANICS.lock().unwrap().push(panic);
             }
             usual(info);
         }));
