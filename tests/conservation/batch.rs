@@ -81,7 +81,7 @@ impl Batch<'_> {
             return first.abort();
         }
         if grows {
-            plan.layers().for_each(|own| _ = handles::choke(own));
+            plan.layers().for_each(|own| handles::choke(own));
         }
         for _ in 0..MORE {
             send(&more);

@@ -16,7 +16,8 @@ use tower_backpressure::{
 };
 
 use crate::{
-    own::{self, Own},
+    draw,
+    own::Own,
     world::{Mode, NAMES, Rng, TENANTS},
 };
 
@@ -61,7 +62,7 @@ pub fn change(own: &Own, mode: Mode, rng: &mut Rng) {
         Control::Rate(handle) => match rng.below(3) {
             0 => handle.set_max_waiting(waiting),
             1 => handle.set_max_wait(wait),
-            _ => handle.set_rate(own::rate(mode, rng)),
+            _ => handle.set_rate(draw::rate(mode, rng)),
         },
         Control::KeyedLimit(handle) => match rng.below(6) {
             0 => handle.set_max_waiting(waiting),
@@ -81,22 +82,22 @@ pub fn change(own: &Own, mode: Mode, rng: &mut Rng) {
         },
         Control::KeyedRate(handle) => match rng.below(3) {
             0 => handle.set_max_wait(wait),
-            _ => handle.set_rate(own::rate(mode, rng)),
+            _ => handle.set_rate(draw::rate(mode, rng)),
         },
         Control::CoDel(handle) => {
-            let (config, max) = own::codel_config(rng);
+            let (config, max) = draw::codel_config(rng);
             own.most.fetch_max(max as usize, SeqCst);
             handle.apply(&config).unwrap();
         }
         Control::Wfq(handle) => change_wfq(handle, mode, rng),
         Control::Edge(handle) => match rng.below(3) {
             0 => change_adaptive(&handle.adaptive, rng, raise, limit),
-            1 => handle.codel.apply(&own::codel_config(rng).0).unwrap(),
+            1 => handle.codel.apply(&draw::codel_config(rng).0).unwrap(),
             _ => change_wfq(&handle.wfq, mode, rng),
         },
         Control::Breaker(handle) => match rng.below(4) {
             0 => handle.force_open(),
-            1 => handle.apply(&own::breaker_config(mode, rng)).unwrap(),
+            1 => handle.apply(&draw::breaker_config(mode, rng)).unwrap(),
             _ => handle.reset(),
         },
         Control::KeyedBreaker(handle) => match rng.below(3) {
@@ -125,7 +126,7 @@ fn change_adaptive(
 
 fn change_wfq(handle: &wfq::Handle, mode: Mode, rng: &mut Rng) {
     match rng.below(5) {
-        0 => handle.apply(&own::wfq_config(mode, rng)).unwrap(),
+        0 => handle.apply(&draw::wfq_config(mode, rng)).unwrap(),
         1 => handle.set_max_waiting(rng.pick(&[0, 2, 1024])),
         2 => handle.set_max_in_flight_per_tenant(NonZeroU32::new(rng.below(3) as u32)),
         3 => handle.set_default_weight(rng.between(1, 9) as u32).unwrap(),
@@ -169,8 +170,8 @@ pub fn try_acquire(own: &Own, rng: &mut Rng) -> Option<Permit> {
     }
 }
 
-/// Opens everything, but for limits on what is inside at once: so many of one tenant. Whether there is such a limit.
-pub fn open(own: &Own, room: usize) -> bool {
+/// Opens everything, but for limits on what is inside at once: those let in so many of one tenant.
+pub fn open(own: &Own, room: usize) {
     let ample = Rate::per_second(1_000_000).burst(1000);
     own.most.fetch_max(room, SeqCst);
     match &own.control {
@@ -178,11 +179,9 @@ pub fn open(own: &Own, room: usize) -> bool {
             handle.set_max_waiting(1024);
             handle.set_max_wait(None);
             handle.set_limit(room).unwrap();
-            return true;
         }
         Control::Adaptive(handle) => {
             open_adaptive(handle, room);
-            return true;
         }
         Control::Rate(handle) => {
             handle.set_max_waiting(1024);
@@ -195,7 +194,6 @@ pub fn open(own: &Own, room: usize) -> bool {
             handle.set_max_wait(None);
             (0..TENANTS).for_each(|key| handle.remove_limit_of(&key));
             handle.set_limit(room).unwrap();
-            return true;
         }
         Control::KeyedRate(handle) => {
             handle.set_rate(ample);
@@ -206,21 +204,18 @@ pub fn open(own: &Own, room: usize) -> bool {
         }
         Control::CoDel(handle) => {
             open_codel(handle, room);
-            return true;
         }
         Control::Wfq(handle) => open_wfq(handle),
         Control::Edge(handle) => {
             open_wfq(&handle.wfq);
             open_codel(&handle.codel, room);
             open_adaptive(&handle.adaptive, room);
-            return true;
         }
         Control::Breaker(handle) => handle.reset(),
         Control::KeyedBreaker(handle) => (0..TENANTS).for_each(|key| handle.reset(&key)),
         Control::Saturation(_, depth) => depth.store(0, SeqCst),
         Control::Shed | Control::Shadow(..) => {}
     }
-    false
 }
 
 fn open_adaptive(handle: &adaptive_concurrency::Handle, limit: usize) {
@@ -243,12 +238,11 @@ fn open_wfq(handle: &wfq::Handle) {
     handle.set_max_in_flight_per_tenant(None);
 }
 
-/// From now on nothing more gets in, where that is not only for those who come. Whether it is so.
-pub fn choke(own: &Own) -> bool {
+/// From now on nothing more gets in, where that can be undone for those who wait by then.
+pub fn choke(own: &Own) {
     match &own.control {
         Control::Rate(handle) => handle.set_rate(Rate::per_hour(1).burst(1)),
         Control::Wfq(handle) => handle.set_max_in_flight_per_tenant(Some(NonZeroU32::MIN)),
-        _ => return false,
+        _ => {}
     }
-    true
 }

@@ -19,6 +19,7 @@ mod support;
 
 mod batch;
 mod checks;
+mod draw;
 mod driver;
 mod handles;
 mod meter;
@@ -49,9 +50,13 @@ use tokio::runtime::{Builder, Runtime};
 use tower::util::BoxCloneService;
 use world::{Mode, Rng, Stack, Tasks, World, mix, spawn};
 
-/// As many stacks as take some seconds on one processor.
-const STACKS_ON_PAUSED_TIME: u64 = if cfg!(debug_assertions) { 1_500 } else { 6_000 };
-const STACKS_ON_THREADS: u64 = if cfg!(debug_assertions) { 300 } else { 1_000 };
+/// As many stacks as take some ten seconds; optimised, there is time for more.
+const STACKS_ON_PAUSED_TIME: u64 = if cfg!(debug_assertions) {
+    4_000
+} else {
+    20_000
+};
+const STACKS_ON_THREADS: u64 = if cfg!(debug_assertions) { 800 } else { 2_000 };
 
 #[test]
 fn nothing_is_lost_on_paused_time() {

@@ -297,21 +297,22 @@ impl Tasks {
     /// Until there are none any more, or time is up. Says how many there are still.
     pub async fn finish(&self, within: Duration) -> usize {
         let deadline = now() + within;
-        loop {
-            let mut tasks = self.0.lock().unwrap();
-            // One that the inner service's drop has ended is as good as done. Any other panic has been
-            // seen by the hook.
-            tasks.retain(|task| !task.is_finished());
-            let left = tasks.len();
-            let Some(mut last) = tasks.pop() else {
-                return 0;
-            };
-            drop(tasks);
-            if timeout_at(deadline, &mut last).await.is_err() {
-                self.0.lock().unwrap().push(last);
+        while let Some((mut task, left)) = self.one_that_runs() {
+            if timeout_at(deadline, &mut task).await.is_err() {
+                self.0.lock().unwrap().push(task);
                 return left;
             }
         }
+        0
+    }
+
+    /// One of them, and how many there are. One that the inner service's drop has ended is as good as done; any
+    /// other panic has been seen by the hook.
+    fn one_that_runs(&self) -> Option<(JoinHandle<()>, usize)> {
+        let mut tasks = self.0.lock().unwrap();
+        tasks.retain(|task| !task.is_finished());
+        let left = tasks.len();
+        Some((tasks.pop()?, left))
     }
 
     pub fn abort(&self) {
