@@ -336,7 +336,7 @@ async fn a_service_that_refuses_gives_back_what_it_had_reserved_or_waits_for() {
         drop(busy);
         let seen = limit.handle().snapshot();
         assert_eq!((seen.in_flight, seen.waiting), (0, 0));
-        limit.handle().try_acquire().unwrap(); // the service is still there
+        assert!(limit.handle().try_acquire().is_ok()); // the service is still there
     }
 }
 
