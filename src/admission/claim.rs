@@ -173,7 +173,9 @@ impl<L: Limiter> Claim<L> {
             return Poll::Ready(Ok(()));
         }
         let limiter = nested::held(|| L::HOLDS.then(|| LimiterId::of(&self.limiter)));
-        let polled = nested::holding(limiter, || inner.poll_ready(cx)).map_err(Into::into);
+        let held = nested::holding(limiter);
+        let polled = inner.poll_ready(cx).map_err(Into::into);
+        drop(held);
         // An admission is kept while the inner service gets ready, but not for a caller that sheds:
         // it would hoard it, idle, until it happens to be polled again.
         let keep = match polled {
