@@ -95,6 +95,18 @@ const ROWS: &[Row] = &[
         let breaker = tower_backpressure::CircuitBreakerLayer::new(config);
         drive_all(breaker.layer(Ready), n, true);
     }),
+    ("breaker, by share", "tower-backpressure", |n| {
+        let config = tower_backpressure::CircuitBreakerConfig::default();
+        let config = config.failure_rate(0.5, std::time::Duration::from_secs(10), 20);
+        let breaker = tower_backpressure::CircuitBreakerLayer::new(config);
+        drive_all(breaker.layer(Ready), n, true);
+    }),
+    ("breaker, keyed", "tower-backpressure", |n| {
+        let config = tower_backpressure::CircuitBreakerConfig::default();
+        let key = |request: &u64| Some(*request);
+        let breaker = tower_backpressure::KeyedCircuitBreakerLayer::new(config, key);
+        drive_all(breaker.layer(Ready), n, true);
+    }),
     ("breaker, fallible", "tower-backpressure", |n| {
         let config = tower_backpressure::CircuitBreakerConfig::default();
         let breaker = tower_backpressure::CircuitBreakerLayer::new(config);
