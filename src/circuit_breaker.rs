@@ -220,7 +220,8 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        if let Some(after) = self.refusing.take() {
+        if let Some(after) = self.refusing {
+            self.refusing = None;
             hand_back::give(request);
             return ResponseFuture::refused(self.layer.circuit.refuse(after));
         }

@@ -502,6 +502,18 @@ async fn a_key_that_moves_out_of_a_shared_bucket_waits_behind_its_requests_there
     }
 }
 
+/// Others of its shard are full all the time.
+#[tokio::test(start_paused = true)]
+async fn an_overflow_bucket_is_not_forgotten_before_it_is_full_again() {
+    let handle = layer(Rate::per_second(1).burst(5)).max_keys(320).handle(); // ten overflow buckets a shard
+    for key in 0..320 {
+        assert_eq!(drain(&handle, key), 5);
+    }
+    assert_eq!(drain(&handle, 1000), 5);
+    time::advance(ms(20)).await; // until full buckets are looked for again
+    assert_eq!(drain(&handle, 1000), 0);
+}
+
 /// One client has filled the map with made-up keys. New clients come, each with one request.
 #[tokio::test(start_paused = true)]
 async fn made_up_keys_that_fill_the_map_do_not_shut_newcomers_out() {
