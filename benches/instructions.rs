@@ -10,16 +10,20 @@ mod edge;
 #[allow(dead_code, reason = "a part of it is used")]
 #[path = "common/fair.rs"]
 mod fair;
+#[path = "common/router.rs"]
+mod router;
 
 use std::{env, process::Command};
 
 use common::{
-    Ready, TokioClock, codel, drive, empty_bucket, full_bucket, governor_full_bucket,
+    Fallible, Ready, TokioClock, codel, drive, empty_bucket, full_bucket, governor_full_bucket,
     governor_quota, noop, rate,
 };
-use edge::{Answers, drive_http, drive_http_tenants};
+use edge::{Answers, drive_http, drive_http_post, drive_http_tenants};
 use fair::Fair;
-use tower::{Layer, Service};
+use router::Driven;
+use tower::{Layer, Service, ServiceBuilder};
+use tower_backpressure::{LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer};
 
 const REQUESTS: u64 = 10_000;
 
@@ -34,6 +38,10 @@ const ROWS: &[Row] = &[
     ("concurrency_limit", "tower", |n| {
         let mut service = tower::limit::ConcurrencyLimitLayer::new(10).layer(Ready);
         (0..n).for_each(|_| assert!(drive(&mut service)));
+    }),
+    ("concurrency_limit, fallible", "tower-backpressure", |n| {
+        let service = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Fallible);
+        drive_all(service, n, true);
     }),
     ("concurrency_limit_cloned", "tower-backpressure", |n| {
         let service = tower_backpressure::ConcurrencyLimitLayer::new(10).layer(Ready);
@@ -76,6 +84,33 @@ const ROWS: &[Row] = &[
         let shed = tower::load_shed::LoadShedLayer::new().layer(limit.clone());
         assert!(limit.poll_ready(&mut noop()).is_ready());
         (0..n).for_each(|_| assert!(!drive(&mut shed.clone())));
+    }),
+    ("load_shed_accept, fallible", "tower-backpressure", |n| {
+        let limit = tower_backpressure::ConcurrencyLimitLayer::new(10);
+        let shed = tower_backpressure::LoadShedLayer::new().layer(limit.layer(Fallible));
+        drive_all(shed, n, true);
+    }),
+    ("breaker", "tower-backpressure", |n| {
+        let config = tower_backpressure::CircuitBreakerConfig::default();
+        let breaker = tower_backpressure::CircuitBreakerLayer::new(config);
+        drive_all(breaker.layer(Ready), n, true);
+    }),
+    ("breaker, by share", "tower-backpressure", |n| {
+        let config = tower_backpressure::CircuitBreakerConfig::default();
+        let config = config.failure_rate(0.5, std::time::Duration::from_secs(10), 20);
+        let breaker = tower_backpressure::CircuitBreakerLayer::new(config);
+        drive_all(breaker.layer(Ready), n, true);
+    }),
+    ("breaker, keyed", "tower-backpressure", |n| {
+        let config = tower_backpressure::CircuitBreakerConfig::default();
+        let key = |request: &u64| Some(*request);
+        let breaker = tower_backpressure::KeyedCircuitBreakerLayer::new(config, key);
+        drive_all(breaker.layer(Ready), n, true);
+    }),
+    ("breaker, fallible", "tower-backpressure", |n| {
+        let config = tower_backpressure::CircuitBreakerConfig::default();
+        let breaker = tower_backpressure::CircuitBreakerLayer::new(config);
+        drive_all(breaker.layer(Fallible), n, true);
     }),
     ("adaptive", "tower-backpressure", |n| {
         let service = tower_backpressure::AdaptiveConcurrencyLayer::vegas().layer(Ready);
@@ -172,6 +207,30 @@ const ROWS: &[Row] = &[
         drive_http_tenants(&tower_backpressure::edge().layer(Answers), n);
     }),
     ("edge_tenants", "bare", |n| drive_http_tenants(&Answers, n)),
+    ("respond, GET", "tower-backpressure", |n| {
+        drive_http(&shed_and_limit(), n);
+    }),
+    ("respond, GET", "bare", |n| drive_http(&Answers, n)),
+    ("respond, POST", "tower-backpressure", |n| {
+        drive_http_post(&shed_and_limit(), n);
+    }),
+    ("respond, POST", "bare", |n| drive_http_post(&Answers, n)),
+    ("respond in a router, GET", "tower-backpressure", |n| {
+        let app = Driven::shed_and_limit();
+        (0..n).for_each(|_| assert!(app.request()));
+    }),
+    ("respond in a router, POST", "tower-backpressure", |n| {
+        let app = Driven::shed_and_limit();
+        (0..n).for_each(|_| assert!(app.post()));
+    }),
+    ("edge in a router, GET", "tower-backpressure", |n| {
+        let app = Driven::ours();
+        (0..n).for_each(|_| assert!(app.request()));
+    }),
+    ("edge in a router, POST", "tower-backpressure", |n| {
+        let app = Driven::ours();
+        (0..n).for_each(|_| assert!(app.post()));
+    }),
     ("wfq", "tower-backpressure", |n| {
         let config = tower_backpressure::WfqConfig::default();
         let tenant = |_: &u64| Some("tenant");
@@ -198,6 +257,15 @@ const ROWS: &[Row] = &[
 #[inline(never)]
 fn drive_all<S: Service<u64, Response = u64>>(mut service: S, n: u64, served: bool) {
     (0..n).for_each(|_| assert_eq!(drive(&mut service), served));
+}
+
+/// Answers, a shed and a limit, stacked by hand.
+fn shed_and_limit() -> OverloadResponse<LoadShed<tower_backpressure::ConcurrencyLimit<Answers>>> {
+    ServiceBuilder::new()
+        .layer(OverloadResponseLayer::new())
+        .layer(LoadShedLayer::new())
+        .layer(tower_backpressure::ConcurrencyLimitLayer::new(10))
+        .service(Answers)
 }
 
 /// `n` tokens, all of them there or none.

@@ -169,6 +169,7 @@ impl<S, C: Clone> Layer<S> for CircuitBreakerLayer<C> {
             inner,
             layer: self.clone(),
             refusing: None,
+            polled: false,
         }
     }
 }
@@ -189,6 +190,8 @@ pub struct CircuitBreaker<S, C = ByResult> {
     /// The circuit refused before the inner service was asked whether it is ready, and what the caller is to
     /// be told. Good for one call.
     refusing: Option<After>,
+    /// The inner service was polled, and may hold or wait for something.
+    polled: bool,
 }
 
 impl<S, R, C> Service<R> for CircuitBreaker<S, C>
@@ -208,28 +211,42 @@ where
         self.refusing = self.layer.circuit.is_refusing();
         if self.refusing.is_some() {
             shed::note_refusing(); // `call` says so
+            self.give_back();
             return Poll::Ready(Ok(()));
         }
+        self.polled = true;
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        if let Some(after) = self.refusing.take() {
+        if let Some(after) = self.refusing {
+            self.refusing = None;
             hand_back::give(request);
             return ResponseFuture::refused(self.layer.circuit.refuse(after));
         }
         match Pass::enter(&self.layer.circuit) {
             Ok(pass) => {
                 let classify = self.layer.classify.clone();
+                self.polled = false;
                 Judging::call(pass, classify, || self.inner.call(request))
             }
             Err(refusal) => {
-                // What it has reserved goes back to whoever is next.
-                self.inner = self.inner.clone();
+                self.give_back();
                 hand_back::give(request);
                 ResponseFuture::refused(refusal)
             }
+        }
+    }
+}
+
+impl<S: Clone, C> CircuitBreaker<S, C> {
+    /// What the inner service has reserved, or waits for, is for others.
+    #[inline]
+    fn give_back(&mut self) {
+        if self.polled {
+            self.inner = self.inner.clone();
+            self.polled = false;
         }
     }
 }

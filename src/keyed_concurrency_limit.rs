@@ -250,9 +250,10 @@ where
             Ok(mut serving) => match shed::try_now(|cx| self.inner.poll_ready(cx)) {
                 Poll::Ready(Ok(())) => {
                     serving.send();
+                    let held = nested::holding(nested::held(|| serving.limiter()));
                     let handover = Handover::<S::Error>::begin();
-                    let call = || self.inner.call(request);
-                    let future = nested::holding(nested::held(|| serving.limiter()), call);
+                    let future = self.inner.call(request);
+                    drop(held);
                     return KeyedLimitResponseFuture::called(future, serving, handover.end());
                 }
                 polled => {

@@ -263,7 +263,12 @@ where
                 let future = self.inner.call(request);
                 return ResponseFuture::admitted(future, (), handover.end()).into();
             }
-            other => other,
+            // Before any code of the inner service runs: if that panics, nothing waits any more.
+            other => other.map(|reserved| PutBack {
+                handle: self.limit.handle.clone(),
+                reserved,
+                spent: false,
+            }),
         };
         // What the inner service has reserved for this request goes with the one it is in.
         let fresh = self.inner.clone();
@@ -273,13 +278,8 @@ where
                 hand_back::give(request);
                 ResponseFuture::refused(overloaded).into()
             }
-            Ok(reserved) => {
-                let wait = reserved.taken.wait();
-                let put_back = PutBack {
-                    handle: self.limit.handle.clone(),
-                    reserved,
-                    spent: false,
-                };
+            Ok(put_back) => {
+                let wait = put_back.reserved.taken.wait();
                 KeyedResponseFuture::waiting(wait, put_back, self.inner.clone(), request)
             }
         }

@@ -321,6 +321,25 @@ async fn a_refusal_gives_back_what_the_inner_service_had_reserved() {
     assert_eq!(limit.handle().snapshot().in_flight, 0);
 }
 
+/// A caller may poll several times before it calls, and the circuit may open in between.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_refuses_gives_back_what_it_had_reserved_or_waits_for() {
+    for busy in [false, true] {
+        let breaker = CircuitBreakerLayer::default();
+        let limit = ConcurrencyLimitLayer::new(1);
+        let busy = busy.then(|| limit.handle().try_acquire().unwrap());
+        let mut service = breaker.layer(limit.layer(Probe::new()));
+        assert_eq!(support::poll_ready(&mut service).is_ready(), busy.is_none());
+        breaker.handle().force_open();
+        assert!(support::poll_ready(&mut service).is_ready());
+        refusal(finish(service.call(7)));
+        drop(busy);
+        let seen = limit.handle().snapshot();
+        assert_eq!((seen.in_flight, seen.waiting), (0, 0));
+        assert!(limit.handle().try_acquire().is_ok()); // the service is still there
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn http_statuses_count_as_they_do_for_the_adaptive_limit() {
     let breaker = CircuitBreakerLayer::new(CircuitBreakerConfig::default().failures(3));

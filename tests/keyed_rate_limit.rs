@@ -5,10 +5,12 @@ mod counting;
 mod support;
 
 use std::{
+    mem::ManuallyDrop,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -16,7 +18,7 @@ use counting::counted;
 use proptest::prelude::*;
 use support::*;
 use tokio::time;
-use tower::{Layer, Service, ServiceBuilder};
+use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
     ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, Reason,
     keyed_rate_limit::Handle,
@@ -320,6 +322,44 @@ async fn not_more_wait_than_may_wait() {
     assert_eq!(layer.handle().snapshot().waiting, 0);
 }
 
+/// The layer replaces its inner service where a request has to wait, which runs foreign code.
+#[tokio::test(start_paused = true)]
+async fn a_request_does_not_wait_if_the_inner_service_panics_when_it_is_dropped() {
+    #[derive(Clone)]
+    struct PanicsWhenDropped(Probe);
+
+    impl Drop for PanicsWhenDropped {
+        fn drop(&mut self) {
+            panic!("the service panics when it is dropped");
+        }
+    }
+
+    impl Service<u32> for PanicsWhenDropped {
+        type Response = u32;
+        type Error = BoxError;
+        type Future = ProbeFuture;
+
+        fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+            self.0.poll_ready(cx)
+        }
+
+        fn call(&mut self, request: u32) -> ProbeFuture {
+            self.0.call(request)
+        }
+    }
+
+    let layer = layer(Rate::per_second(10).burst(1)).max_wait(ms(1000));
+    let handle = layer.handle();
+    let mut service = ManuallyDrop::new(layer.layer(PanicsWhenDropped(Probe::new())));
+    assert!(poll_ready(&mut *service).is_ready());
+    finish(service.call(1)).unwrap();
+    assert!(poll_ready(&mut *service).is_ready());
+    let call = std::panic::AssertUnwindSafe(|| drop(service.call(1)));
+    assert!(std::panic::catch_unwind(call).is_err());
+    assert_eq!(handle.snapshot().waiting, 0);
+    assert_eq!(handle.snapshot().admitted, 1);
+}
+
 /// What is asked of the user is asked outside the locks.
 #[tokio::test(start_paused = true)]
 async fn the_function_that_finds_a_rate_may_use_the_limit_and_may_panic() {
@@ -460,6 +500,18 @@ async fn a_key_that_moves_out_of_a_shared_bucket_waits_behind_its_requests_there
     for request in waiting {
         request.await.unwrap();
     }
+}
+
+/// Others of its shard are full all the time.
+#[tokio::test(start_paused = true)]
+async fn an_overflow_bucket_is_not_forgotten_before_it_is_full_again() {
+    let handle = layer(Rate::per_second(1).burst(5)).max_keys(320).handle(); // ten overflow buckets a shard
+    for key in 0..320 {
+        assert_eq!(drain(&handle, key), 5);
+    }
+    assert_eq!(drain(&handle, 1000), 5);
+    time::advance(ms(20)).await; // until full buckets are looked for again
+    assert_eq!(drain(&handle, 1000), 0);
 }
 
 /// One client has filled the map with made-up keys. New clients come, each with one request.

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use tower::Service;
 use tower_backpressure::wfq::TenantId;
 
@@ -36,6 +36,18 @@ where
     S: Service<Request<String>, Response = Response<B>, Error = Infallible> + Clone,
 {
     (0..n).for_each(|_| serve(service, Request::new(String::new())));
+}
+
+/// The same, each with a body.
+pub fn drive_http_post<S, B>(service: &S, n: u64)
+where
+    S: Service<Request<String>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    for _ in 0..n {
+        let mut request = Request::new(String::from("body"));
+        *request.method_mut() = Method::POST;
+        serve(service, request);
+    }
 }
 
 /// The same, of 1000 tenants in turn.

@@ -32,6 +32,24 @@ impl Service<u64> for Ready {
     }
 }
 
+/// The same, of a type that can fail.
+#[derive(Clone, Debug)]
+pub struct Fallible;
+
+impl Service<u64> for Fallible {
+    type Response = u64;
+    type Error = tower::BoxError;
+    type Future = ReadyFuture<Result<u64, tower::BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), tower::BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: u64) -> Self::Future {
+        ready(Ok(request))
+    }
+}
+
 pub fn noop() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }

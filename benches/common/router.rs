@@ -1,11 +1,12 @@
 //! Routers to be compared: bare, with tower's layers, with all of ours.
+#![allow(dead_code, reason = "each bench uses a part of it")]
 
 use axum::{
     BoxError, Router,
     body::Body,
     error_handling::HandleErrorLayer,
     http::{Request, StatusCode},
-    routing::get,
+    routing::any,
 };
 use tokio::runtime::Runtime;
 use tower::{Service, ServiceBuilder};
@@ -21,7 +22,7 @@ impl Driven {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_time().build().expect("a runtime");
         let entered = runtime.enter();
-        let routes = Router::new().route("/", get(|| async {}));
+        let routes = Router::new().route("/", any(|| async {}));
         // As axum's own server does it, so that layers are not applied anew for each request.
         let app = layers(routes).with_state(());
         drop(entered);
@@ -45,6 +46,19 @@ impl Driven {
         })
     }
 
+    /// The same of ours, with answers.
+    pub fn shed_and_limit() -> Self {
+        use tower_backpressure::{ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer};
+        Self::new(|app| {
+            app.layer(
+                ServiceBuilder::new()
+                    .layer(OverloadResponseLayer::new())
+                    .layer(LoadShedLayer::new())
+                    .layer(ConcurrencyLimitLayer::new(20)),
+            )
+        })
+    }
+
     /// Answers, fair queueing, admission by age, and an adaptive limit.
     pub fn ours() -> Self {
         Self::new(|app| app.layer(tower_backpressure::edge()))
@@ -52,8 +66,16 @@ impl Driven {
 
     /// One request through a clone, as a server makes it.
     pub fn request(&self) -> bool {
+        self.serve(Request::get("/").body(Body::empty()).expect("valid"))
+    }
+
+    /// The same, with a body.
+    pub fn post(&self) -> bool {
+        self.serve(Request::post("/").body(Body::from("body")).expect("valid"))
+    }
+
+    fn serve(&self, request: Request<Body>) -> bool {
         self.runtime.block_on(async {
-            let request = Request::get("/").body(Body::empty()).expect("valid");
             let response = self.app.clone().call(request).await;
             response.expect("infallible").status() == StatusCode::OK
         })

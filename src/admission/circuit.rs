@@ -182,7 +182,6 @@ impl Circuit {
     }
 
     /// The first success of a slice has the law told of those before; it counts as one of them.
-    #[inline]
     fn count_success(&self, slice: u64) {
         let now = self.clock.nanos();
         let counted = self.successes.fetch_add(1, Relaxed);

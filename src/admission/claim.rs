@@ -173,7 +173,9 @@ impl<L: Limiter> Claim<L> {
             return Poll::Ready(Ok(()));
         }
         let limiter = nested::held(|| L::HOLDS.then(|| LimiterId::of(&self.limiter)));
-        let polled = nested::holding(limiter, || inner.poll_ready(cx)).map_err(Into::into);
+        let held = nested::holding(limiter);
+        let polled = inner.poll_ready(cx).map_err(Into::into);
+        drop(held);
         // An admission is kept while the inner service gets ready, but not for a caller that sheds:
         // it would hoard it, idle, until it happens to be polled again.
         let keep = match polled {
@@ -242,8 +244,8 @@ impl<L: Limiter> Claim<L> {
             }
             State::Full(seen) => {
                 self.state = State::Idle;
-                match shed::wants_rejection(cx, LimiterId::of(&self.limiter)) {
-                    true => self.tell_full(cx, Some(seen)),
+                match self.give_rejection(cx, Some(seen)) {
+                    true => Poll::Pending,
                     false => self.poll(cx),
                 }
             }
@@ -328,16 +330,20 @@ impl<L: Limiter> Claim<L> {
         if self.is_held() {
             return Poll::Ready(());
         }
-        self.state = seen.map_or(State::Idle, State::Full);
-        self.tell_full(cx, seen)
+        // It may be a clone of the one that was full before, made by a service in between.
+        if !self.give_rejection(cx, seen) {
+            self.state = seen.map_or(State::Idle, State::Full);
+            shed::tell_full(cx, LimiterId::of(&self.limiter));
+        }
+        Poll::Pending
     }
 
-    fn tell_full(&self, cx: &Context<'_>, seen: Option<L::Seen>) -> Poll<()> {
-        shed::leave(cx, LimiterId::of(&self.limiter), || match seen {
+    #[inline]
+    fn give_rejection(&self, cx: &Context<'_>, seen: Option<L::Seen>) -> bool {
+        shed::give_rejection(cx, LimiterId::of(&self.limiter), || match seen {
             Some(seen) => (self.limiter).refuse_as_seen(self.ask, Reason::AtLimit, seen),
             None => self.limiter.refuse(self.ask, Reason::AtLimit),
-        });
-        Poll::Pending
+        })
     }
 
     /// If it waits: is admitted if that has been granted, else gives up for that reason. To be called

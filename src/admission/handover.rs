@@ -41,6 +41,9 @@ thread_local! {
 pub(crate) struct KeptBack(bool);
 
 impl KeptBack {
+    /// Where a rejection is passed on as it is: it is this layer's own, or marked already.
+    pub(crate) const YES: Self = Self(true);
+
     #[inline]
     pub(crate) fn get(self) -> bool {
         self.0

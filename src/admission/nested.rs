@@ -48,11 +48,12 @@ pub(crate) fn held(limiter: impl FnOnce() -> Option<LimiterId>) -> Option<Limite
     }
 }
 
-/// Polls the inner service of a limiter, for a request that has one of its permits.
+/// While this is kept, the inner service of a limiter is polled for a request that has one of its permits.
+///
+/// A guard and not a function around the poll, as in [`clock::pass`](crate::clock::pass).
 #[inline(always)]
-pub(crate) fn holding<T>(limiter: Option<LimiterId>, poll: impl FnOnce() -> T) -> T {
-    let _held = limiter.map(Held::push);
-    poll()
+pub(crate) fn holding(limiter: Option<LimiterId>) -> Option<Held> {
+    limiter.map(Held::push)
 }
 
 /// A caller is about to wait for a permit of this limiter.
@@ -73,7 +74,8 @@ pub(crate) fn check(limiter: LimiterId, name: &str) {
 }
 
 /// The top of the stack, until it is dropped.
-struct Held;
+#[must_use = "it is held until this is dropped"]
+pub(crate) struct Held;
 
 impl Held {
     fn push(limiter: LimiterId) -> Self {

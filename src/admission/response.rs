@@ -24,6 +24,8 @@ pin_project! {
     pub struct ResponseFuture<F, H> {
         #[pin]
         state: State<F, H>,
+        // Not in the state, so that it is not moved with it when the request is done.
+        kept_back: KeptBack,
     }
 }
 
@@ -32,7 +34,7 @@ pin_project! {
     #[project_replace = StateOwned]
     #[derive(Debug)]
     enum State<F, H> {
-        Admitted { #[pin] future: F, hold: H, kept_back: KeptBack },
+        Admitted { #[pin] future: F, hold: H },
         // Until it is delivered.
         Refused { overloaded: Option<Box<Overloaded>> },
         Done,
@@ -43,11 +45,8 @@ impl<F, H> ResponseFuture<F, H> {
     #[inline]
     pub(crate) fn admitted(future: F, hold: H, kept_back: KeptBack) -> Self {
         Self {
-            state: State::Admitted {
-                future,
-                hold,
-                kept_back,
-            },
+            state: State::Admitted { future, hold },
+            kept_back,
         }
     }
 
@@ -58,6 +57,7 @@ impl<F, H> ResponseFuture<F, H> {
             state: State::Refused {
                 overloaded: Some(overloaded),
             },
+            kept_back: KeptBack::YES,
         }
     }
 }
@@ -72,19 +72,15 @@ where
 
     #[inline(always)] // a few instructions around the inner future's own
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        let StateProjection::Admitted {
-            future,
-            hold,
-            kept_back,
-        } = state.as_mut().project()
-        else {
+        let this = self.project();
+        let mut state = this.state;
+        let StateProjection::Admitted { future, hold } = state.as_mut().project() else {
             return Poll::Ready(Err(refusal(state.project())));
         };
-        let limiter = nested::held(|| hold.limiter());
-        let poll = || nested::holding(limiter, || future.poll(cx));
-        let result = ready!(guarded(hold, poll));
-        let kept_back = *kept_back;
+        let held = nested::holding(nested::held(|| hold.limiter()));
+        let polled = guarded(hold, || future.poll(cx));
+        drop(held);
+        let result = ready!(polled);
         // Drops the inner future here, before what is held for it.
         let StateOwned::Admitted { hold, .. } = state.project_replace(State::Done) else {
             unreachable!("it was just polled")
@@ -92,7 +88,7 @@ where
         Poll::Ready(match result {
             Ok(response) => Ok(hold.until_done(response)),
             Err(error) => {
-                let error = pass_on(error.into(), kept_back);
+                let error = pass_on(error.into(), *this.kept_back);
                 hold.failed(&error);
                 Err(error)
             }

@@ -64,24 +64,25 @@ pub(crate) fn is_shedding(cx: &Context<'_>) -> bool {
     ptr::eq(data, SHEDDING.data()) || ptr::eq(data, TRYING.data())
 }
 
-/// Whether a shed asks for the rejection of this limiter.
-pub(crate) fn wants_rejection(cx: &Context<'_>, limiter: LimiterId) -> bool {
-    ptr::eq(cx.waker().data(), SHEDDING.data()) && REJECTS.get() == Some(limiter)
-}
-
-/// Tells the caller that this limiter is full, if it is one that sheds.
-pub(crate) fn leave(
+/// Gives the caller the rejection of this limiter, if it is a shed that asks for it. Says whether it was.
+#[inline]
+pub(crate) fn give_rejection(
     cx: &Context<'_>,
     limiter: LimiterId,
     reject: impl FnOnce() -> Box<Overloaded>,
-) {
-    if !ptr::eq(cx.waker().data(), SHEDDING.data()) {
-        return;
-    }
-    if REJECTS.get() == Some(limiter) {
+) -> bool {
+    let asked = REJECTS.get() == Some(limiter) && ptr::eq(cx.waker().data(), SHEDDING.data());
+    if asked {
         REJECTS.set(None); // one rejection is enough, though a service in between may ask the limiter twice
         REJECTION.set(Some(reject()));
-    } else {
+    }
+    asked
+}
+
+/// Tells the caller that this limiter is full, if it is one that sheds.
+#[inline]
+pub(crate) fn tell_full(cx: &Context<'_>, limiter: LimiterId) {
+    if ptr::eq(cx.waker().data(), SHEDDING.data()) {
         FULL.set(Some(limiter));
     }
 }
@@ -171,7 +172,10 @@ mod tests {
     }
 
     fn full(cx: &Context<'_>, limiter: LimiterId) {
-        leave(cx, limiter, || panic!("nobody asked for the rejection"));
+        assert!(!give_rejection(cx, limiter, || panic!(
+            "nobody asked for it"
+        )));
+        tell_full(cx, limiter);
     }
 
     #[test]
@@ -208,7 +212,7 @@ mod tests {
         let [asked, other] = [(); 2].map(|()| limiter());
         let answer = reject(asked.0, |cx| {
             full(cx, other.0);
-            leave(cx, asked.0, || rejection("asked"));
+            assert!(give_rejection(cx, asked.0, || rejection("asked")));
             full(cx, asked.0); // it has rejected the request already
             let (_, inner) = poll(|cx| {
                 full(cx, asked.0);
@@ -233,7 +237,7 @@ mod tests {
         let (asked, _alive) = limiter();
         let panics = std::panic::catch_unwind(|| {
             reject(asked, |cx| -> Poll<()> {
-                leave(cx, asked, || rejection("asked"));
+                assert!(give_rejection(cx, asked, || rejection("asked")));
                 panic!("in the middle of it")
             })
         });
@@ -244,7 +248,7 @@ mod tests {
         });
         assert_eq!(told, Some(asked));
         let answer = reject(asked, |cx| {
-            leave(cx, asked, || rejection("again"));
+            assert!(give_rejection(cx, asked, || rejection("again")));
             Poll::<()>::Pending
         });
         assert!(matches!(answer, Answer::Rejected(is, false) if is.layer() == "again"));

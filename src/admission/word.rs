@@ -1,15 +1,15 @@
 //! The gate's whole state but its queue, in one word: every decision is one compare-and-swap on it.
 //!
 //! ```text
-//! bit 63        49 48           25   24    23            0
-//!    ┌────────────┬───────────────┬────────┬───────────────┐
-//!    │ completed  │     limit     │ queued │   in flight   │
-//!    └────────────┴───────────────┴────────┴───────────────┘
+//! bit 63           40 39        25   24    23            0
+//!    ┌───────────────┬────────────┬────────┬───────────────┐
+//!    │     limit     │ completed  │ queued │   in flight   │
+//!    └───────────────┴────────────┴────────┴───────────────┘
 //! ```
 //!
-//! With limit and in-flight side by side, no admission can slip past a shrinking limit. With `queued`
+//! With limit and in-flight in one word, no admission can slip past a shrinking limit. With `queued`
 //! on top of in-flight, the two are more than any limit while somebody waits: one comparison tells
-//! whether a newcomer may pass. With the
+//! whether a newcomer may pass. The limit is topmost, so that nothing has to be masked for that. With the
 //! count of completions in the same word, counting costs no second atomic: the few bits there are
 //! folded into a `u64` behind the gate's lock when the topmost one is set (`Gate::fold`).
 
@@ -18,15 +18,16 @@ pub(crate) const QUEUED: u64 = 1 << 24;
 pub(crate) const IN_FLIGHT_ONE: u64 = 1;
 pub(crate) const COMPLETED_ONE: u64 = 1 << COMPLETED_SHIFT;
 /// Set while at least 2^14 completions wait to be folded. Each thread that sees it folds before it
-/// goes on, so another 2^14 threads would be needed to overflow the field.
-pub(crate) const FOLD: u64 = 1 << 63;
+/// goes on, so another 2^14 threads would be needed to overflow the field into the limit.
+pub(crate) const FOLD: u64 = 1 << (LIMIT_SHIFT - 1);
 
 /// The largest limit, and so the most that can be in flight: 16 777 215.
 pub(crate) const MAX_LIMIT: usize = (1 << 24) - 1;
 
-const LIMIT_SHIFT: u32 = 25;
-const COMPLETED_SHIFT: u32 = 49;
+const LIMIT_SHIFT: u32 = 40;
+const COMPLETED_SHIFT: u32 = 25;
 const FIELD: u64 = MAX_LIMIT as u64;
+const COMPLETED: u64 = (1 << (LIMIT_SHIFT - COMPLETED_SHIFT)) - 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Word(pub(crate) u64);
@@ -49,12 +50,12 @@ impl Word {
 
     #[inline]
     pub(crate) fn limit(self) -> usize {
-        ((self.0 >> LIMIT_SHIFT) & FIELD) as usize
+        (self.0 >> LIMIT_SHIFT) as usize
     }
 
     #[inline]
     pub(crate) fn completed(self) -> u64 {
-        self.0 >> COMPLETED_SHIFT
+        (self.0 >> COMPLETED_SHIFT) & COMPLETED
     }
 
     #[inline]
@@ -65,7 +66,7 @@ impl Word {
     /// Whether there is room and nobody waits for it.
     #[inline]
     pub(crate) fn is_open(self) -> bool {
-        self.0 & (QUEUED | FIELD) < (self.0 >> LIMIT_SHIFT) & FIELD
+        self.0 & (QUEUED | FIELD) < self.0 >> LIMIT_SHIFT
     }
 
     /// One more in flight. Only where there is room, so it never carries over.

@@ -115,9 +115,10 @@ where
         }
         let mut serving = place.admitted();
         serving.send();
+        let held = nested::holding(nested::held(|| serving.limiter()));
         let handover = Handover::<S::Error>::begin();
-        let call = || self.inner.call(request);
-        let future = nested::holding(nested::held(|| serving.limiter()), call);
+        let future = self.inner.call(request);
+        drop(held);
         Poll::Ready(Ok((future, serving, handover.end())))
     }
 }
