@@ -282,6 +282,7 @@ impl<S: Stack> World<S> {
         let handle = self.runtime.handle().clone();
         let _entered = handle.enter();
         self.inside.borrow_mut().change_to(self.server);
+        self.inside.borrow_mut().notices = self.hang_up;
         let worked = self.inside.borrow_mut().work();
         let begun = self.now();
         let end = begun + lasting.as_nanos() as u64;

@@ -197,10 +197,11 @@ impl Future for Response {
 }
 
 impl Drop for Response {
-    /// Nobody works on what nobody waits for.
+    /// Nobody works on what nobody waits for, if it is noticed.
     fn drop(&mut self) {
-        if !self.answered {
-            self.inside.borrow_mut().abandon(self.client);
+        let mut inside = self.inside.borrow_mut();
+        if !self.answered && inside.notices {
+            inside.abandon(self.client);
         }
     }
 }
@@ -218,6 +219,8 @@ pub struct Inside {
     done: Option<(usize, bool)>,
     /// What will happen when.
     running: BinaryHeap<Reverse<(u64, Work)>>,
+    /// Whether it notices that a client hangs up.
+    pub(super) notices: bool,
     /// Until then no worker does anything.
     frozen: u64,
     busy: usize,
@@ -275,6 +278,7 @@ impl Inside {
             called: Vec::new(),
             done: None,
             running: BinaryHeap::new(),
+            notices: false,
             frozen: 0,
             busy: 0,
             worked: 0,
