@@ -3,6 +3,10 @@
 
 #[path = "support/chromium.rs"]
 mod chromium;
+#[path = "../examples/overload_lab/disturbance.rs"]
+mod disturbance;
+#[path = "../examples/overload_lab/disturbances.rs"]
+mod disturbances;
 #[path = "../examples/overload_lab/figures.rs"]
 mod figures;
 #[path = "../examples/overload_lab/findings.rs"]
@@ -34,6 +38,7 @@ mod timelines;
 
 use std::sync::LazyLock;
 
+use disturbance::Disturbance;
 use lab::{Plan, Results, Scenario};
 use options::{Command, Options};
 use protection::Protection;
@@ -195,8 +200,23 @@ fn a_wrong_setting_does_what_the_guide_says() {
 }
 
 #[test]
+fn every_disturbance_is_in_the_table_and_a_seed_says_all_of_it() {
+    let disturbances = |seed: u64| {
+        let results = run(&format!("--short --scenario disturbances --seed {seed}"));
+        table::markdown(&results, Scenario::Disturbances)
+    };
+    let text = table::markdown(&SHORT, Scenario::Disturbances);
+    for disturbance in Disturbance::ALL {
+        let line = format!("\n| {}, ", disturbance.name());
+        assert!(text.contains(&line), "{line}: {text}");
+    }
+    // Neither what else is run nor the threads that run it change it.
+    assert_eq!(text, disturbances(1));
+}
+
+#[test]
 fn markdown_has_every_table() {
-    for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6]) {
+    for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6, 1]) {
         let text = table::markdown(&SHORT, scenario);
         assert_eq!(text.matches("### ").count(), tables, "{text}");
         assert_eq!(text.matches("|---|").count(), tables, "{text}");
@@ -238,7 +258,15 @@ fn every_plot_is_well_formed_and_good_alone() {
     let figures = figures::figures(&SHORT);
     let names: Vec<_> = figures.iter().map(|(_, figure)| figure.name).collect();
     let all = [
-        "goodput", "latency", "capacity", "limit", "tenants", "retries", "settings",
+        "goodput",
+        "latency",
+        "capacity",
+        "limit",
+        "tenants",
+        "retries",
+        "settings",
+        "disturbances",
+        "disturbance_limits",
     ];
     assert_eq!(names, all);
     for (_, figure) in figures {
@@ -326,7 +354,8 @@ fn flags_that_make_no_sense_are_refused_with_a_reason() {
         ),
         (
             "--scenario load,floods",
-            "there is no scenario \"floods\"; there are load, capacity, tenants, retries, settings",
+            "there is no scenario \"floods\"; there are load, capacity, tenants, retries, \
+             settings, disturbances",
         ),
         ("--real --seed 1", "--seed says nothing to --real"),
     ] {
