@@ -201,17 +201,14 @@ fn a_wrong_setting_does_what_the_guide_says() {
 
 #[test]
 fn every_disturbance_is_in_the_table_and_a_seed_says_all_of_it() {
-    let disturbances = |seed: u64| {
-        let results = run(&format!("--short --scenario disturbances --seed {seed}"));
-        table::markdown(&results, Scenario::Disturbances)
-    };
     let text = table::markdown(&SHORT, Scenario::Disturbances);
     for disturbance in Disturbance::ALL {
         let line = format!("\n| {}, ", disturbance.name());
         assert!(text.contains(&line), "{line}: {text}");
     }
-    // Neither what else is run nor the threads that run it change it.
-    assert_eq!(text, disturbances(1));
+    // Whatever else is run.
+    let again = run("--short --scenario disturbances");
+    assert_eq!(text, table::markdown(&again, Scenario::Disturbances));
 }
 
 #[test]
@@ -257,18 +254,9 @@ fn the_report_needs_nothing_from_elsewhere() {
 fn every_plot_is_well_formed_and_good_alone() {
     let figures = figures::figures(&SHORT);
     let names: Vec<_> = figures.iter().map(|(_, figure)| figure.name).collect();
-    let all = [
-        "goodput",
-        "latency",
-        "capacity",
-        "limit",
-        "tenants",
-        "retries",
-        "settings",
-        "disturbances",
-        "disturbance_limits",
-    ];
-    assert_eq!(names, all);
+    let all =
+        "goodput latency capacity limit tenants retries settings disturbances disturbance_limits";
+    assert_eq!(names.join(" "), all);
     for (_, figure) in figures {
         let svg = figure.svg(true);
         assert_balanced(&svg);

@@ -117,7 +117,8 @@ impl Line<'_> {
     fn values(&self, protection: Protection) -> Vec<f64> {
         let value = |judged: &Judged| match self.refusals() {
             true => judged.refused,
-            false => judged.goodput,
+            // Work is counted as wasted once it is answered, which may be in a later part.
+            false => judged.goodput.max(0.0),
         };
         self.each(protection).into_iter().map(value).collect()
     }
@@ -210,7 +211,7 @@ pub fn figures(results: &Results) -> [Figure; 2] {
             name: "disturbances",
             title: "Goodput, when something happens to the server".into(),
             x: Axis::seconds(50.0),
-            y: Axis::percent("answers in time, as a share of the usual capacity", 1.2),
+            y: Axis::percent("goodput, as a share of the usual capacity", 1.2),
             panels: DRAWN
                 .map(|it| panel(results, it, 2, goodput, |step| step.possible() / CAPACITY))
                 .into(),
@@ -221,7 +222,7 @@ pub fn figures(results: &Results) -> [Figure; 2] {
             title: "The limit, while that happens".into(),
             x: Axis::seconds(50.0),
             y: Axis {
-                label: "requests in flight that are allowed",
+                label: "requests in flight that are allowed (at the top: 100 or more)",
                 from: 0.0,
                 to: 100.0,
                 log: false,
@@ -230,7 +231,10 @@ pub fn figures(results: &Results) -> [Figure; 2] {
                     .into(),
             },
             panels: DRAWN
-                .map(|it| panel(results, it, 1, limit, Step::needed))
+                .map(|it| Panel {
+                    note: String::new(),
+                    ..panel(results, it, 1, limit, Step::needed)
+                })
                 .into(),
             legend: legend("workers, and requests outside"),
         },
@@ -245,7 +249,7 @@ fn legend(ideal: &str) -> Vec<(Mark, String)> {
     ]
 }
 
-/// Of so many samples each, their mean.
+/// What there is over time, of so many samples each the mean; and what there should be.
 fn panel(
     results: &Results,
     disturbance: Disturbance,
@@ -288,7 +292,7 @@ fn panel(
         protection: Protection::Edge,
         title: disturbance.name().into(),
         note: [Protection::Edge, Protection::Vegas].map(judged).join("; "),
-        x: None,
+        x: Some(Axis::seconds(end)),
         bands: vec![(from, from + steps[1].seconds, name)],
         series: vec![
             Series {
