@@ -38,7 +38,6 @@ mod timelines;
 
 use std::sync::LazyLock;
 
-use disturbance::Disturbance;
 use lab::{Plan, Results, Scenario};
 use options::{Command, Options};
 use protection::Protection;
@@ -202,9 +201,8 @@ fn a_wrong_setting_does_what_the_guide_says() {
 #[test]
 fn every_disturbance_is_in_the_table_and_a_seed_says_all_of_it() {
     let text = table::markdown(&SHORT, Scenario::Disturbances);
-    for disturbance in Disturbance::ALL {
-        let line = format!("\n| {}, ", disturbance.name());
-        assert!(text.contains(&line), "{line}: {text}");
+    for it in disturbance::Disturbance::ALL {
+        assert!(text.contains(&format!("\n| {}, ", it.name())), "{it:?}");
     }
     // Whatever else is run.
     let again = run("--short --scenario disturbances");

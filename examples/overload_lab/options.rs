@@ -18,9 +18,9 @@ usage: cargo run --release --example overload_lab -- [options]
                        load          0.5 to 10 times what the server can do
                        capacity      the server gets slower, and faster again
                        tenants       one of eight tenants asks for everything
-                       retries       an outage of five seconds, clients that retry
-                       settings      what wrong values of settings do, at 2 times
-                       disturbances  outages, freezes, slower work, fewer workers
+                       retries       a five-second outage, clients that retry
+                       settings      what wrong settings do, at 2 times
+                       disturbances  outages, freezes, fewer or slower workers
   --seconds N        how long each load is measured, in simulated seconds, from
                      10 to 3600 (240); other scenarios last in proportion,
                      but disturbances always as long
