@@ -160,7 +160,9 @@ pub fn about() -> String {
     format!(
         "Something else than the load changes, or the load changes at once: the server stands still, loses workers, gets \
          slower, waits for another service, or starts under load. Most begin with twenty seconds at 0.9×. The seconds after \
-         the change are judged apart from the rest. Each is run with {SEEDS} seeds. Not seen above: {}. The fixed limit is \
+         the change are judged apart from the rest. Each is run with {SEEDS} seeds. \
+         Under more load than the server can take, goodput is the share of the workers' time that is spent on answers in \
+         time. Not in the table above: {}. The fixed limit is \
          right for {WORKERS} workers.",
         list([Protection::Gradient2, Protection::Aimd].map(stack))
     )
