@@ -3,6 +3,10 @@
 
 #[path = "support/chromium.rs"]
 mod chromium;
+#[path = "../examples/overload_lab/disturbance.rs"]
+mod disturbance;
+#[path = "../examples/overload_lab/disturbances.rs"]
+mod disturbances;
 #[path = "../examples/overload_lab/figures.rs"]
 mod figures;
 #[path = "../examples/overload_lab/findings.rs"]
@@ -195,8 +199,19 @@ fn a_wrong_setting_does_what_the_guide_says() {
 }
 
 #[test]
+fn every_disturbance_is_in_the_table_and_a_seed_says_all_of_it() {
+    let text = table::markdown(&SHORT, Scenario::Disturbances);
+    for it in disturbance::Disturbance::ALL {
+        assert!(text.contains(&format!("\n| {}, ", it.name())), "{it:?}");
+    }
+    // Whatever else is run.
+    let again = run("--short --scenario disturbances");
+    assert_eq!(text, table::markdown(&again, Scenario::Disturbances));
+}
+
+#[test]
 fn markdown_has_every_table() {
-    for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6]) {
+    for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6, 1]) {
         let text = table::markdown(&SHORT, scenario);
         assert_eq!(text.matches("### ").count(), tables, "{text}");
         assert_eq!(text.matches("|---|").count(), tables, "{text}");
@@ -237,10 +252,9 @@ fn the_report_needs_nothing_from_elsewhere() {
 fn every_plot_is_well_formed_and_good_alone() {
     let figures = figures::figures(&SHORT);
     let names: Vec<_> = figures.iter().map(|(_, figure)| figure.name).collect();
-    let all = [
-        "goodput", "latency", "capacity", "limit", "tenants", "retries", "settings",
-    ];
-    assert_eq!(names, all);
+    let all =
+        "goodput latency capacity limit tenants retries settings disturbances disturbance_limits";
+    assert_eq!(names.join(" "), all);
     for (_, figure) in figures {
         let svg = figure.svg(true);
         assert_balanced(&svg);
@@ -326,7 +340,8 @@ fn flags_that_make_no_sense_are_refused_with_a_reason() {
         ),
         (
             "--scenario load,floods",
-            "there is no scenario \"floods\"; there are load, capacity, tenants, retries, settings",
+            "there is no scenario \"floods\"; there are load, capacity, tenants, retries, \
+             settings, disturbances",
         ),
         ("--real --seed 1", "--seed says nothing to --real"),
     ] {

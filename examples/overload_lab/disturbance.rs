@@ -55,8 +55,8 @@ pub struct Judged {
 }
 
 /// The server and its clients for a while.
-struct Step {
-    seconds: f64,
+pub struct Step {
+    pub seconds: f64,
     /// Requests a second.
     rate: f64,
     server: Server,
@@ -64,12 +64,31 @@ struct Step {
     freezes: Option<(Duration, Duration)>,
     burst: usize,
     /// What it is called where it is judged.
-    judged: Option<&'static str>,
+    pub judged: Option<&'static str>,
+}
+
+impl Step {
+    /// The share of the time in which the workers do not stand still.
+    fn working(&self) -> f64 {
+        self.freezes.map_or(1.0, |(every, lasting)| {
+            1.0 - lasting.as_secs_f64() / every.as_secs_f64()
+        })
+    }
+
+    /// The most requests a second that can be served: all that come, or all that the workers can do.
+    pub fn possible(&self) -> f64 {
+        self.rate.min(self.working() * self.server.capacity())
+    }
+
+    /// How many requests have to be in flight to serve them: one for each worker, and those that are outside.
+    pub fn needed(&self) -> f64 {
+        self.server.k as f64 + self.possible() * self.server.outside.as_secs_f64()
+    }
 }
 
 const FIRST: &str = "first 5 s";
 const REST: &str = "rest";
-const SLICE: Duration = Duration::from_millis(500);
+pub const SLICE: Duration = Duration::from_millis(500);
 
 impl Disturbance {
     pub const ALL: [Self; 15] = [
@@ -134,7 +153,8 @@ impl Disturbance {
         }
     }
 
-    fn steps(self, server: Server) -> Vec<Step> {
+    /// What is done to it.
+    pub fn steps(self, server: Server) -> Vec<Step> {
         let capacity = server.capacity();
         let at = |seconds: f64, load: f64, server: Server| Step {
             seconds,
@@ -216,7 +236,7 @@ impl Disturbance {
             }
             Self::StartUnderLoad => {
                 steps.push(judged("2 s", at(2.0, 5.0, server)));
-                steps.push(judged(FIRST, at(5.0, 5.0, server)));
+                steps.push(judged("next 5 s", at(5.0, 5.0, server)));
                 steps.push(judged(REST, at(10.0, 5.0, server)));
             }
             Self::Mix => {
@@ -264,11 +284,10 @@ impl Disturbance {
             });
             let seen = Seen::of(seen.collect::<Vec<_>>());
             if let Some(name) = step.judged {
-                let working = 1.0 - lasting.as_secs_f64() / every.as_secs_f64();
-                let possible = working * step.server.capacity();
+                let working = step.working();
                 judged.push(Judged {
                     name,
-                    goodput: match step.rate < possible {
+                    goodput: match step.rate < working * step.server.capacity() {
                         true => good(&seen) / seen.offered as f64,
                         false => {
                             (seen.worked - seen.wasted)

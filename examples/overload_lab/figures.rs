@@ -1,6 +1,7 @@
 //! What is drawn of the results: all figures, and here those of steady loads, and of settings.
 
 use crate::{
+    disturbances,
     lab::{Results, Scenario, spread_name},
     plot::{Axis, Figure, Mark, Panel, Series},
     protection::Protection,
@@ -25,6 +26,9 @@ pub fn figures(results: &Results) -> Vec<(Scenario, Figure)> {
             Scenario::Tenants => figures.push((scenario, tenants(results))),
             Scenario::Retries => figures.push((scenario, retries(results))),
             Scenario::Settings => figures.push((scenario, settings(results))),
+            Scenario::Disturbances => {
+                figures.extend(disturbances::figures(results).map(|it| (scenario, it)));
+            }
         }
     }
     figures

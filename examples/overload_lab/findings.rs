@@ -2,6 +2,7 @@
 //! holds for any seed.
 
 use crate::{
+    disturbances,
     lab::{Results, Scenario},
     protection::{LIMIT, Protection},
     scenario::{Case, FIRST, Outcome, Part, WELL},
@@ -40,6 +41,7 @@ pub fn findings(results: &Results, scenario: Scenario) -> Vec<String> {
         Scenario::Tenants => tenants(results),
         Scenario::Retries => retries(results),
         Scenario::Settings => settings(results),
+        Scenario::Disturbances => disturbances::findings(results),
     }
 }
 
@@ -276,7 +278,7 @@ fn settings(results: &Results) -> Vec<String> {
 }
 
 /// `a, b and c`.
-fn list(items: impl IntoIterator<Item = String>) -> String {
+pub fn list(items: impl IntoIterator<Item = String>) -> String {
     let mut items: Vec<_> = items.into_iter().collect();
     let last = items.pop().unwrap_or_default();
     match items.len() {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    disturbances,
     protection::Protection,
     scenario::{Case, Outcome, WELL},
     settings::Setting,
@@ -22,15 +23,17 @@ pub enum Scenario {
     Tenants,
     Retries,
     Settings,
+    Disturbances,
 }
 
 impl Scenario {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Load,
         Self::Capacity,
         Self::Tenants,
         Self::Retries,
         Self::Settings,
+        Self::Disturbances,
     ];
 
     pub fn name(self) -> &'static str {
@@ -40,6 +43,7 @@ impl Scenario {
             Self::Tenants => "tenants",
             Self::Retries => "retries",
             Self::Settings => "settings",
+            Self::Disturbances => "disturbances",
         }
     }
 }
@@ -114,6 +118,7 @@ impl Plan {
                 Scenario::Tenants => cases.push(Case::Tenants),
                 Scenario::Retries => cases.push(Case::Retries),
                 Scenario::Settings => cases.extend(Setting::cases()),
+                Scenario::Disturbances => cases.extend(disturbances::cases()),
             }
         }
         cases

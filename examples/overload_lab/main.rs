@@ -8,6 +8,7 @@
 //! numbers. It prints tables, and writes a report with plots. `--real` is the same idea with a real server.
 
 mod disturbance;
+mod disturbances;
 mod figures;
 mod findings;
 mod lab;

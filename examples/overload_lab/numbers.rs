@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::{
+    disturbances::{PROTECTIONS, lines},
     lab::{Results, spread_name},
     plot::key,
     protection::Protection,
@@ -107,6 +108,33 @@ pub fn settings_numbers(out: &mut String, results: &Results) {
     }
 }
 
+/// A row for each part of a disturbance that is judged.
+pub fn disturbance_numbers(out: &mut String, results: &Results) {
+    let heads = PROTECTIONS.map(|it| format!("<th>{}</th>", it.name()));
+    put(
+        out,
+        format_args!(
+            "<div class=\"scroll\"><table>\n<caption>Goodput on average, as a share of what is possible, and the worst of \
+             the seeds; where it says so, what was refused</caption>\n\
+             <thead><tr><th></th>{}</tr></thead>\n<tbody style=\"--c:var(--fg)\">",
+            heads.concat()
+        ),
+    );
+    for line in lines(results) {
+        let cells = PROTECTIONS.map(|protection| {
+            let (mean, worst) = (line.mean(protection), line.worst(protection));
+            let text = format!("{:.1} % ({:.1} %)", 100.0 * mean, 100.0 * worst);
+            match line.refusals() {
+                true => plain(text),
+                false => format!("<td class=\"{}\">{text}</td>", class(mean)),
+            }
+        });
+        let (name, cells) = (line.name(), cells.concat());
+        put(out, format_args!("<tr><th>{name}</th>{cells}</tr>"));
+    }
+    put(out, format_args!("</tbody></table></div>"));
+}
+
 /// A table with a row for each protection, in its colour.
 pub fn table(
     out: &mut String,
@@ -148,12 +176,16 @@ pub fn judged(share: f64) -> String {
 
 /// Shows one share, and whether another is good or bad.
 fn judged_of(shown: f64, share: f64) -> String {
-    let class = match share {
+    let class = class(share);
+    format!("<td class=\"{class}\">{:.1} %</td>", 100.0 * shown)
+}
+
+fn class(share: f64) -> &'static str {
+    match share {
         share if share >= WELL => "good",
         share if share < 0.5 => "bad",
         _ => "fair",
-    };
-    format!("<td class=\"{class}\">{:.1} %</td>", 100.0 * shown)
+    }
 }
 
 /// A line more.

@@ -15,13 +15,15 @@ numbers.
 usage: cargo run --release --example overload_lab -- [options]
 
   --scenario NAMES   which of these, separated by commas (all of them):
-                       load      0.5 to 10 times what the server can do
-                       capacity  the server gets slower, and faster again
-                       tenants   one of eight tenants asks for everything
-                       retries   an outage of five seconds, clients that retry
-                       settings  what wrong values of settings do, at 2 times
+                       load          0.5 to 10 times what the server can do
+                       capacity      the server gets slower, and faster again
+                       tenants       one of eight tenants asks for everything
+                       retries       a five-second outage, clients that retry
+                       settings      what wrong settings do, at 2 times
+                       disturbances  outages, freezes, fewer or slower workers
   --seconds N        how long each load is measured, in simulated seconds, from
-                     10 to 3600 (240); other scenarios last in proportion
+                     10 to 3600 (240); other scenarios last in proportion,
+                     but disturbances always as long
   --seed N           other chances (1)
   --output FILE      where the report goes (overload_lab.html in target/)
   --plots DIR        also write each plot into DIR, as an SVG file, and

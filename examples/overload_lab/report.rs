@@ -1,10 +1,11 @@
 //! The report: one page of HTML with everything in it, that needs nothing else.
 
 use crate::{
+    disturbances,
     figures::figures,
     findings,
     lab::{Results, Scenario, spread_name},
-    numbers::{judged, load_numbers, parts, put, settings_numbers, table},
+    numbers::{disturbance_numbers, judged, load_numbers, parts, put, settings_numbers, table},
     plot::escape,
     protection::LIMIT,
     scenario::{CAPACITY, Case, OUTAGE, PATIENCE, RETRY, WELL, WORK, WORKERS},
@@ -66,6 +67,7 @@ pub fn html(results: &Results) -> String {
             Scenario::Tenants => parts(out, results, Case::Tenants),
             Scenario::Retries => parts(out, results, Case::Retries),
             Scenario::Settings => settings_numbers(out, results),
+            Scenario::Disturbances => disturbance_numbers(out, results),
         }
         put(out, format_args!("</details>"));
     }
@@ -169,6 +171,7 @@ fn about(scenario: Scenario) -> (&'static str, String) {
              one of two tenants, each of which asks for twice what there is; the other has a weight of 1."
                 .into(),
         ),
+        Scenario::Disturbances => ("A sudden change", disturbances::about()),
     }
 }
 

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use crate::{
+    disturbance::{Disturbance, Judged},
+    disturbances::{self, PROTECTIONS},
     protection::{Clients, Protection},
     settings::{FLOOD, LOAD, Setting},
     simulation::{Retry, Seen, Server, Spread},
@@ -51,6 +53,8 @@ pub enum Case {
     Retries,
     /// Twice what the server can do, and a value of a setting.
     Setting(Setting, usize),
+    /// Something happens to the server, with the chances of the seed that comes so much later.
+    Disturbance(Disturbance, u64),
 }
 
 /// A part of a case: what is asked for, and what there is.
@@ -75,6 +79,7 @@ impl Case {
     pub fn protections(&self) -> &'static [Protection] {
         match self {
             Self::Setting(setting, _) => setting.protection(),
+            Self::Disturbance(..) => &PROTECTIONS,
             _ => &Protection::ALL,
         }
     }
@@ -123,6 +128,8 @@ impl Case {
                 first.seconds = FIRST;
                 vec![first, phase("later", 1.0, WORKERS, loads)]
             }
+            // It has steps of its own.
+            Self::Disturbance(..) => Vec::new(),
             Self::Retries => {
                 let mut outage = phase("outage", 0.0, 0, &[0.9]);
                 outage.seconds = OUTAGE;
@@ -143,6 +150,9 @@ impl Case {
             Self::Tenants => (Spread::Exponential, 2),
             Self::Retries => (Spread::Exponential, 3),
             Self::Setting(..) => (Spread::Exponential, 4),
+            Self::Disturbance(disturbance, later) => {
+                return disturbances::run(disturbance, later, protection, seed);
+            }
         };
         let seed = seed.wrapping_mul(10_000).wrapping_add(number);
         let server = Server::new(WORKERS, WORK, spread);
@@ -160,6 +170,7 @@ impl Case {
             protection,
             case: self,
             parts: Vec::new(),
+            judged: Vec::new(),
             samples: Vec::new(),
         };
         for phase in self.phases(seconds) {
@@ -188,6 +199,8 @@ pub struct Outcome {
     pub case: Case,
     /// Of each phase.
     pub parts: Vec<Part>,
+    /// Of each part of a disturbance that is judged.
+    pub judged: Vec<Judged>,
     /// Over time.
     pub samples: Vec<Sample>,
 }

@@ -1,6 +1,7 @@
 //! The results as tables: as text for a terminal of 80 columns, and as Markdown.
 
 use crate::{
+    disturbances,
     lab::{Results, Scenario, spread_name},
     protection::Protection,
     scenario::{Case, OUTAGE, WELL},
@@ -41,6 +42,7 @@ fn tables(results: &Results, scenario: Scenario) -> Vec<Table> {
         Scenario::Tenants => vec![tenants(results)],
         Scenario::Retries => vec![retries(results)],
         Scenario::Settings => settings::tables(results),
+        Scenario::Disturbances => vec![disturbances::table(results)],
     }
 }
 
@@ -67,13 +69,18 @@ impl Table {
             cells.fold(wide(head), usize::max)
         };
         let mut widths: Vec<_> = heads.iter().enumerate().map(widest).collect();
-        let room = 60_usize.saturating_sub(widths.iter().sum());
+        let names = self
+            .rows
+            .iter()
+            .map(|(name, _)| wide(name))
+            .fold(20, usize::max);
+        let room = (80 - names).saturating_sub(widths.iter().sum());
         let gap = (room / widths.len()).clamp(1, 3);
         widths.iter_mut().for_each(|width| *width += gap);
         let line = |name: &str, cells: &[String], widths: &[usize]| {
             let cells = cells.iter().zip(widths);
             let cells: String = cells.map(|(it, width)| format!("{it:>width$}")).collect();
-            format!("{name:20}{cells}").trim_end().to_owned() + "\n"
+            format!("{name:names$}{cells}").trim_end().to_owned() + "\n"
         };
         let mut text = format!("{}: {}\n", self.name, self.about);
         if !self.groups.is_empty() {
