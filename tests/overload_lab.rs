@@ -209,6 +209,40 @@ fn every_disturbance_is_in_the_table_and_a_seed_says_all_of_it() {
     assert_eq!(text, table::markdown(&again, Scenario::Disturbances));
 }
 
+/// A stall is no overload: what learns from times gets over it as if nothing had been.
+#[test]
+fn whoever_learns_recovers_when_a_server_stood_still() {
+    use disturbance::Disturbance::{Freezes, Outage, OutageRetries, Stall};
+    for protection in [Protection::Vegas, Protection::Edge] {
+        for (case, k) in [Outage, OutageRetries, Freezes, Stall]
+            .into_iter()
+            .flat_map(|case| [(case, 16), (case, 64)])
+        {
+            let runs: Vec<_> = (201..207)
+                .map(|seed| {
+                    let server = case.server(k, Spread::Exponential);
+                    let site = protection.protect(seed, server);
+                    case.run(server, site, |_, _| {})[0]
+                })
+                .collect();
+            let mean = |of: fn(&disturbance::Judged) -> f64| {
+                runs.iter().map(of).sum::<f64>() / runs.len() as f64
+            };
+            let (goodput, refused) = (mean(|it| it.goodput), mean(|it| it.refused));
+            let about = format!("{protection:?}, {case:?}, {k}: {goodput:.3}, {refused:.3}");
+            println!("{about}");
+            assert!(
+                if case == Stall {
+                    refused < 0.05
+                } else {
+                    goodput >= 0.9
+                },
+                "{about}"
+            );
+        }
+    }
+}
+
 #[test]
 fn markdown_has_every_table() {
     for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6, 1]) {

@@ -46,6 +46,10 @@
 //! is far too low: taken for the baseline at once, it makes the law see a queue that is not there, and hold
 //! the limit at a fraction of what the service can do.
 //!
+//! # What it passes over
+//! When nothing completes for long, the service stood still (`stall.rs`). What was in flight then took long, and that is
+//! no queue.
+//!
 //! # What it cannot do
 //! - Several limiters in front of one service do not know of each other. From about four on, none of
 //!   them can drain by its own dip the queue that the others hold up, each takes it for the baseline, and
@@ -55,12 +59,16 @@
 //!   with a queue.
 
 mod baseline;
+mod stall;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
 
 use std::time::Duration;
 
-use self::baseline::{Baseline, Mean, Verdict};
+use self::{
+    baseline::{Baseline, Mean, Verdict},
+    stall::Stall,
+};
 use super::{
     limit::{Bounds, Limit, Moved, Outcome, Report, Sample, Window, seconds},
     netflix_vegas::NetflixVegas,
@@ -164,6 +172,7 @@ pub struct Vegas {
     interval: f64,
     /// and the limit then.
     verified_at: f64,
+    stall: Stall,
     report: Report,
 }
 
@@ -234,6 +243,7 @@ impl Vegas {
             since: 0.0,
             interval: DIP_EVERY.0,
             verified_at: limit,
+            stall: Stall::default(),
             report: Report::default(),
         };
         vegas.window_needs = vegas.window_needs();
@@ -370,6 +380,7 @@ impl Vegas {
     fn judge(&mut self, now: f64, lasted: f64, window: &Collected) {
         let (rate, rtt) = (window.rtt.n / lasted, window.rtt.mean());
         let fell = self.verify(&window.rtt);
+        self.stall.window(rate, self.base.variation());
 
         let queue = rate * (rtt - self.base.mean);
         let n = window.rtt.n + window.failures;
@@ -379,8 +390,10 @@ impl Vegas {
         let beta = BETA * waits + BETA_SHARE * self.limit + BETA_ERRORS * error;
         let middle = (alpha + beta) / 2.0;
 
-        // What is in flight when nothing waits.
-        let busy = self.limit - queue.clamp(0.0, self.limit);
+        // What is in flight when nothing waits: what the queue leaves, or by the rate, as the queue may seem longer than
+        // the limit when the service has just been slow.
+        let serving = (rate * self.base.mean).min(self.limit);
+        let busy = (self.limit - queue.clamp(0.0, self.limit)).max(serving);
         let level = self.floor(DIP * busy.min(window.in_flight / window.rtt.n));
         self.gate = match self.dip {
             Some(dip) if self.since < STRAGGLERS => level.max(dip.level),
@@ -477,6 +490,13 @@ impl Limit for Vegas {
         if self.phase == Phase::New {
             self.phase = Phase::Warm;
             self.window.start = now - rtt;
+        }
+        if self.stall.ends(now, rtt) && self.dipping {
+            return;
+        }
+        if !self.dipping && self.stall.held_up(now, rtt) {
+            self.window = Collected::from(now);
+            return;
         }
         if sample.outcome == Outcome::Success {
             self.collect(now, rtt, sample.in_flight);

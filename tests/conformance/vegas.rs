@@ -100,14 +100,14 @@ fn v4_a_queue_appears() {
         (348, 40),
         (733, 40),
         (1118, 37),
-        (1503, 16),
+        (1503, 27), // three quarters of what the rate says is at work
         (1600, 31),
-        (2001, 32),
-        (2386, 34),
-        (2771, 38),
-        (3156, 28),
-        (3253, 46),
-        (3666, 62),
+        (2012, 32),
+        (2397, 34),
+        (2782, 38),
+        (3167, 28),
+        (3264, 46),
+        (3677, 62),
     ];
     check(40, &samples, &limits, 14);
 }
@@ -261,4 +261,16 @@ fn v10_the_maximum() {
         (19667, 1000),
     ];
     check(990, &samples, &limits, 10);
+}
+
+#[test]
+fn v11_a_stall_is_no_queue() {
+    let samples = [
+        times(1000, 0.001, 0.01, 10, Outcome::Success),
+        times(1, 0.5, 0.505, 10, Outcome::Success),
+        times(9, 0.0001, 0.505, 10, Outcome::Success),
+        times(1000, 0.001, 0.01, 10, Outcome::Success),
+    ]
+    .concat();
+    check(20, &samples, &[(1, 20), (191, 28)], 10);
 }
