@@ -209,7 +209,7 @@ fn every_disturbance_is_in_the_table_and_a_seed_says_all_of_it() {
     assert_eq!(text, table::markdown(&again, Scenario::Disturbances));
 }
 
-/// A stall is no overload: what learns from times gets over it as if nothing had been.
+/// A server that stood still has no queue of its own: soon afterwards it does nearly all that it could.
 #[test]
 fn whoever_learns_recovers_when_a_server_stood_still() {
     use disturbance::Disturbance::{Freezes, Outage, OutageRetries, Stall};

@@ -223,15 +223,7 @@ pub fn figures(results: &Results) -> [Figure; 2] {
             name: "disturbance_limits",
             title: "The limit, while that happens".into(),
             x: Axis::seconds(50.0),
-            y: Axis {
-                label: "requests in flight that are allowed (at the top: 100 or more)",
-                from: 0.0,
-                to: 100.0,
-                log: false,
-                ticks: [0, 25, 50, 75, 100]
-                    .map(|it| (f64::from(it), it.to_string()))
-                    .into(),
-            },
+            y: Axis::limit("requests in flight that are allowed (at the top: 100 or more)"),
             panels: DRAWN
                 .map(|it| Panel {
                     note: String::new(),

@@ -76,6 +76,18 @@ impl Axis {
         }
     }
 
+    /// Requests in flight.
+    pub fn limit(label: &'static str) -> Self {
+        let ticks = [0, 25, 50, 75, 100];
+        Self {
+            label,
+            from: 0.0,
+            to: 100.0,
+            log: false,
+            ticks: ticks.map(|it| (f64::from(it), it.to_string())).into(),
+        }
+    }
+
     /// A share of what the server can do.
     pub fn percent(label: &'static str, to: f64) -> Self {
         let ticks = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0];

@@ -22,7 +22,11 @@ use crate::{
 
 /// For the layers that have to be told how many requests the server can work on at once: as many as it has
 /// workers, and a few more that are there when one gets free.
-pub const LIMIT: usize = WORKERS + 4;
+pub const LIMIT: usize = limit_for(WORKERS);
+
+const fn limit_for(workers: usize) -> usize {
+    workers + workers / 4
+}
 
 /// How long a request may wait in the queues that have a bound in time.
 pub const WAIT: Duration = Duration::from_millis(200);
@@ -118,7 +122,7 @@ impl Protection {
 
     /// Puts it in front of a server.
     pub fn protect(self, seed: u64, server: Server) -> Site {
-        let known = server.k + server.k / 4;
+        let known = limit_for(server.k);
         let limit = || ConcurrencyLimitLayer::new(known);
         let fixed = move || Some(known);
         let learned = |law: AdaptiveConcurrencyLayer| {

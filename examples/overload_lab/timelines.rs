@@ -138,15 +138,7 @@ pub fn limits(results: &Results) -> Figure {
         name: "limit",
         title: "The limit, while that happens".into(),
         x: Axis::seconds(end(first)),
-        y: Axis {
-            label: "requests in flight that are allowed",
-            from: 0.0,
-            to: 100.0,
-            log: false,
-            ticks: [0, 25, 50, 75, 100]
-                .map(|it| (f64::from(it), it.to_string()))
-                .into(),
-        },
+        y: Axis::limit("requests in flight that are allowed"),
         panels: vec![
             panel(Protection::Fixed, "all with a fixed number"),
             panel(Protection::Vegas, Protection::Vegas.name()),

@@ -390,8 +390,8 @@ impl Vegas {
         let beta = BETA * waits + BETA_SHARE * self.limit + BETA_ERRORS * error;
         let middle = (alpha + beta) / 2.0;
 
-        // What is in flight when nothing waits: what the queue leaves, or by the rate, as the queue may seem longer than
-        // the limit when the service has just been slow.
+        // What is in flight when nothing waits: the limit without the queue. Right after a stall the queue seems longer
+        // than the limit, so it is no less than what the rate says is at work.
         let serving = (rate * self.base.mean).min(self.limit);
         let busy = (self.limit - queue.clamp(0.0, self.limit)).max(serving);
         let level = self.floor(DIP * busy.min(window.in_flight / window.rtt.n));

@@ -238,7 +238,7 @@ fn open_wfq(handle: &wfq::Handle) {
     handle.set_max_in_flight_per_tenant(None);
 }
 
-/// From now on nothing more gets in, where that can be undone for those who wait by then.
+/// Lets nothing more in, in those layers in which those who wait can be let in again later.
 pub fn choke(own: &Own) {
     match &own.control {
         Control::Rate(handle) => handle.set_rate(Rate::per_hour(1).burst(1)),

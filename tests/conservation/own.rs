@@ -15,7 +15,7 @@ use crate::{
 /// One layer in a stack.
 pub struct Own {
     pub name: &'static str,
-    /// What it is, for whoever has to find out what went wrong.
+    /// Its name in the report of a failure.
     pub text: String,
     pub kind: Kind,
     pub control: Control,

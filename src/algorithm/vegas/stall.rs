@@ -1,21 +1,21 @@
 //! A service that stood still for a moment: a pause of its runtime, a fail-over, a machine that was frozen. What was in
 //! flight took long, and that is no queue: it is passed over.
 
-/// A service is silent for long when so many completions are missing. By chance that does not happen, even where
-/// requests vary much: it is times 1 + ν.
+/// A silence is a stall if this many completions should have come in it, times 1 + ν because requests that vary more
+/// leave longer gaps by chance.
 const MISSING: f64 = 10.0;
-/// It is no stall that is shorter than this: where requests get expensive, there is a silence for a moment too.
+/// A shorter silence is none: there is one for a moment when requests become expensive, too.
 const SHORTEST: f64 = 0.1;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stall {
-    /// A silence of this is long.
+    /// How long a silence has to be. Unknown before the first window.
     silence: f64,
     /// When a request last completed.
     last: f64,
     /// When the last stall ended.
     end: f64,
-    /// There was one in this window. Only one is passed over, or a rate that has fallen would look like stall after
+    /// There was one in this window. A second is not passed over: when the rate has fallen, every gap looks like a
     /// stall, and no window would ever close.
     seen: bool,
 }
@@ -67,7 +67,7 @@ impl Stall {
 mod tests {
     use super::*;
 
-    /// After a window of a thousand completions a second, of requests that are all alike: 10 ms are ten of them.
+    /// After a window of a thousand completions a second, of requests that are all alike.
     fn busy() -> Stall {
         let mut stall = Stall::default();
         stall.window(1000.0, 0.0);
