@@ -117,7 +117,10 @@ pub use self::{
     },
     response::WfqResponseFuture,
 };
-pub use crate::admission::fair_gate::{Snapshot, Tenant, TenantSnapshot};
+pub use crate::admission::{
+    fair_gate::Snapshot,
+    tenants::{Tenant, TenantSnapshot},
+};
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{

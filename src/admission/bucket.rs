@@ -173,7 +173,7 @@ impl Bucket {
         let refill = self.refill.load();
         let word = self.load();
         let now = self.clock.nanos();
-        let waited = |since| Duration::from_nanos(now).saturating_sub(since);
+        let waited = |since| Duration::from_nanos(now.saturating_sub(since));
         Snapshot {
             rate: slow.rate,
             tokens: refill.tokens(word.spent(&refill), now),
@@ -324,9 +324,8 @@ impl Bucket {
         }
     }
 
-    fn has_waited(&self, since: Duration, now: u64) {
-        let wait = Duration::from_nanos(now).saturating_sub(since);
-        self.bounds.waits.record(wait);
+    fn has_waited(&self, since: u64, now: u64) {
+        self.bounds.waits.record(now.saturating_sub(since));
     }
 
     fn is_granted(&self, ticket: &Ticket) -> bool {
@@ -428,7 +427,7 @@ impl Limiter for Bucket {
                 Reason::WaitTimeout // known beforehand, so there is no need to wait for it
             } else if word.is_queued() || self.swap(word, word.with_queued(true)).is_ok() {
                 slow.demand += u128::from(n);
-                let ticket = slow.queue.push(waker, Duration::from_nanos(now), n);
+                let ticket = slow.queue.push(waker, now, n);
                 return Entered::Waiting(ticket, Some(wait));
             } else {
                 continue;

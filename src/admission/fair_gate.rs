@@ -28,7 +28,6 @@
 mod calm;
 #[cfg(all(test, backpressure_loom))]
 mod models;
-mod tenants;
 
 use std::{
     fmt, mem,
@@ -38,34 +37,27 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "serde")]
-pub(crate) use self::tenants::A_WEIGHT;
-pub use self::tenants::{Tenant, TenantSnapshot};
-pub(crate) use self::tenants::{check_weight, check_weights};
-use self::{
-    calm::{Calm, Counted},
-    tenants::{ANONYMOUS, Recent, Tenants},
-};
+use self::calm::{Calm, Counted};
 use super::{
     bounds::{Bounds, Rejected},
     fingerprint::{Fingerprint, Fingerprints},
     foreign::Foreign,
+    tenants::{
+        ANONYMOUS, Recent, Tenant, TenantSnapshot, Tenants, ask_weight, check_name, check_weight,
+    },
     waits::Waits,
 };
 use crate::{
     BoxError, ConfigError, Overloaded, Reason, Waited,
     algorithm::{
         drain_rate::DrainRate,
-        fair_queue::{Charge, FairQueue, MAX_WEIGHT, Ticket},
+        fair_queue::{Charge, FairQueue, Ticket},
     },
     clock::{Clock, Now},
     observe::events,
     sync::{AtomicUsize, Mutex, MutexGuard, Ordering::Relaxed, lock},
-    wfq::{WeightOf, WfqConfig},
+    wfq::WfqConfig,
 };
-
-/// Longest name of a tenant, in bytes.
-const MAX_NAME: usize = 256;
 
 /// So long a request that has been woken may take until it is polled: more than a busy executor needs, and
 /// less than anybody notices who waits.
@@ -531,7 +523,7 @@ impl FairGate {
             // Its waker is ours: it was taken when it got the turn.
             let (at, _) = state.queue.begin(ticket, &mut charge, now);
             let waited = state.waited(at, now);
-            self.bounds.waits.record(waited.own);
+            self.bounds.waits.record(now.saturating_sub(at));
             Begun::Yes(charge, waited)
         };
         let granted = state.pass_on(now);
@@ -548,8 +540,7 @@ impl FairGate {
         state.tenants.detach(arrival.tenant);
         drop(state);
         drop(waker);
-        let wait = Duration::from_nanos(now.saturating_sub(arrival.at));
-        self.bounds.waits.record(wait);
+        self.bounds.waits.record(now.saturating_sub(arrival.at));
         Wakes::of(granted).wake();
     }
 
@@ -785,18 +776,6 @@ impl FairGate {
 
 fn max_running(max_in_flight_per_tenant: Option<NonZeroU32>) -> u32 {
     max_in_flight_per_tenant.map_or(u32::MAX, NonZeroU32::get)
-}
-
-/// Not under the lock: it is foreign.
-fn ask_weight(weight_of: &WeightOf, name: &str) -> u32 {
-    weight_of(name).clamp(1, MAX_WEIGHT)
-}
-
-pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
-    match name.len() {
-        1..=MAX_NAME => Ok(()),
-        _ => Err(ConfigError::new("tenant", "a name of 1 to 256 bytes")),
-    }
 }
 
 impl State {

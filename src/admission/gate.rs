@@ -1,23 +1,21 @@
-//! The gate: resizable permits, taken without a lock while nobody waits, first come first served
+//! The gate: resizable permits, taken without a lock while nobody waits, and a waiting [`Room`] that says who is next
 //! when somebody does.
 //!
 //! # How it works
-//! Everything but the queue is in one atomic [`Word`]. A newcomer is admitted by one
-//! compare-and-swap if there is room and nobody waits; a permit is given back by one addition. Only
-//! if somebody waits is the lock taken, and what is free goes to the head of the queue.
+//! Everything but the room is in one atomic [`Word`]. A newcomer is admitted by one compare-and-swap if there is room
+//! under the limit and nobody waits; a permit is released by one addition. Only if somebody waits is the lock taken, and
+//! a free permit goes to the waiter that the room calls next.
 //!
 //! # Why it is right
 //! - **Never too many.** In-flight is raised only by a compare-and-swap from a word that shows room
 //!   under the limit *in that same word*, so an admission and a shrinking limit cannot miss each
 //!   other, and shrinking needs no debt: nothing is admitted until in-flight is below the limit.
-//! - **First come, first served.** `QUEUED` is set exactly while the queue is not empty (both change
-//!   under the lock), and while it is set only the head of the queue is admitted.
-//! - **No wakeup is lost.** A caller queues up by a compare-and-swap that sets `QUEUED` on a word
-//!   without room. A permit given back before that shows up as room in that word; one given back
-//!   after it sees `QUEUED`, and settles.
-//! - **A grant is never lost.** Tickets are granted in the order of their numbers, so a ticket up to
-//!   the last number granted holds a permit. Whoever drops such a ticket gives the permit back, which
-//!   settles again.
+//! - **Nobody jumps the queue.** `QUEUED` is set exactly while the room [has a waiter that may be
+//!   next](Room::has_next) (both change under the lock), and while it is set only the room's waiters are admitted.
+//! - **No wakeup is lost.** `QUEUED` is set by a compare-and-swap on a word without room under the limit. A permit
+//!   released before that shows up as room in that word; one released after it sees `QUEUED`, and settles.
+//! - **A grant is never lost.** A waiter that was granted a permit owns it before it is woken. If it goes without having
+//!   picked it up, the permit is released, which settles again.
 //!
 //! `models.rs` checks all four with loom. Wakers are cloned, woken and dropped outside the lock: any of
 //! it may run code that comes back here.
@@ -30,9 +28,11 @@ use std::{fmt, task::Waker, time::Duration};
 use super::{
     bounds::{Bounds, Rejected, nanos},
     claim::{Entered, Limiter},
+    fifo::Fifo,
     foreign::Foreign,
     governor::Governor,
-    queue::{Queue, Ticket},
+    queue::Ticket,
+    room::{Next, Room, Scene, Wakes},
     waits::{WaitCounts, Waits},
     word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
 };
@@ -50,10 +50,10 @@ const LOOK_EVERY: u64 = 16;
 // In this order, so that what every request touches is in one cache line, with the counts of the
 // `Arc` around it.
 #[repr(C)]
-pub(crate) struct Gate {
+pub(crate) struct Gate<R = Fifo> {
     word: AtomicU64,
     peak: AtomicUsize,
-    /// The number of the last ticket that was granted. Changed under the lock.
+    /// What the room says that it has [granted](Room::granted). Changed under the lock.
     granted: AtomicU64,
     /// The retry hint of the last look, in nanoseconds.
     retry_after: AtomicU64,
@@ -61,30 +61,24 @@ pub(crate) struct Gate {
     looked_at: AtomicU64,
     pub(crate) bounds: Bounds,
     clock: Clock,
-    slow: Mutex<Slow>,
+    slow: Mutex<Slow<R>>,
     /// What moves the limit, where something does.
     governor: Option<Governor>,
 }
 
-/// What is only touched when somebody waits, is refused, or looks.
-struct Slow {
-    queue: Queue<()>,
+/// What is only touched when somebody waits, is rejected, or looks.
+pub(super) struct Slow<R> {
+    pub(super) room: R,
     /// Completions that were folded out of the word.
     completed: u64,
-    drain_rate: DrainRate,
+    pub(super) drain_rate: DrainRate,
 }
 
-impl Slow {
+impl<R> Slow<R> {
     /// How many were admitted so far, with what the word says.
     fn admitted(&self, word: Word) -> u64 {
         self.completed + word.completed() + word.in_flight() as u64
     }
-}
-
-/// One that waited and has a permit now: since when it waited, and who is to be told.
-struct Granted {
-    since: Duration,
-    waker: Waker,
 }
 
 /// The state of a limiter at one moment.
@@ -112,7 +106,7 @@ pub struct Snapshot {
 }
 
 impl Gate {
-    /// `kind` is the name of the layer in its refusals, unless it is given one of its own.
+    /// `kind` is the name of the layer in its rejections, unless it is given one of its own.
     pub(crate) fn new(kind: &'static str, limit: usize) -> Result<Self, ConfigError> {
         Self::counting(kind, limit, WaitCounts::default())
     }
@@ -124,15 +118,52 @@ impl Gate {
         waits: WaitCounts,
     ) -> Result<Self, ConfigError> {
         check_limit(limit)?;
-        Ok(Self::with(Bounds::counting(kind, waits), limit, None))
+        let (bounds, clock) = (Bounds::counting(kind, waits), Clock::default());
+        Ok(Self::with(bounds, clock, limit, None, Fifo::default()))
     }
 
     /// With a limit that a law moves.
     pub(crate) fn governed(kind: &'static str, governor: Governor) -> Self {
-        Self::with(Bounds::new(kind), governor.limit(), Some(governor))
+        let (bounds, limit) = (Bounds::new(kind), governor.limit());
+        Self::with(
+            bounds,
+            Clock::default(),
+            limit,
+            Some(governor),
+            Fifo::default(),
+        )
     }
 
-    fn with(bounds: Bounds, limit: usize, governor: Option<Governor>) -> Self {
+    fn is_granted(&self, ticket: &Ticket) -> bool {
+        ticket.is_due(self.granted.load(Acquire))
+    }
+
+    /// Whether nobody ever waited or was rejected: then it has allocated nothing, and guesses nothing.
+    pub(crate) fn is_as_new(&self) -> bool {
+        lock(&self.slow).room.is_as_new() && self.bounds.rejected().total() == 0
+    }
+
+    /// Brings the retry hint up to date: the time that it takes to work off the waiters and one more, at the rate at
+    /// which permits come back.
+    #[cold]
+    fn look(&self) {
+        let now = self.clock.now();
+        let mut slow = lock(&self.slow);
+        let completed = slow.completed + self.load().completed();
+        let ahead = slow.room.waiting() as u64 + 1;
+        let retry_after = slow.drain_rate.wait(now, completed, ahead);
+        self.retry_after.store(nanos(retry_after), Relaxed);
+    }
+}
+
+impl<R: Room> Gate<R> {
+    pub(crate) fn with(
+        bounds: Bounds,
+        clock: Clock,
+        limit: usize,
+        governor: Option<Governor>,
+        room: R,
+    ) -> Self {
         Self {
             word: AtomicU64::new(Word::new(limit).0),
             peak: AtomicUsize::new(0),
@@ -140,9 +171,9 @@ impl Gate {
             retry_after: AtomicU64::new(nanos(DEFAULT_WAIT)),
             looked_at: AtomicU64::new(0),
             bounds,
-            clock: Clock::default(),
+            clock,
             slow: Mutex::new(Slow {
-                queue: Queue::new(),
+                room,
                 completed: 0,
                 drain_rate: DrainRate::default(),
             }),
@@ -158,10 +189,6 @@ impl Gate {
     pub(crate) fn governor(&self) -> &Governor {
         let governor = self.governor.as_ref();
         governor.expect("only layers whose limit adapts ask, and their gates are governed")
-    }
-
-    fn is_granted(&self, ticket: &Ticket) -> bool {
-        ticket.is_due(self.granted.load(Acquire))
     }
 
     /// Gives a permit back after its request was dispatched.
@@ -227,11 +254,6 @@ impl Gate {
         (word.in_flight(), !word.is_open())
     }
 
-    /// Whether nobody ever waited or was refused: then it has allocated nothing, and guesses nothing.
-    pub(crate) fn is_as_new(&self) -> bool {
-        lock(&self.slow).queue.last() == 0 && self.bounds.rejected().total() == 0
-    }
-
     /// Whether less than this share of the limit is in flight, and nobody waits.
     pub(crate) fn has_capacity(&self, share: f64) -> bool {
         let word = self.load();
@@ -244,13 +266,14 @@ impl Gate {
         let peak = self.peak.swap(0, Relaxed);
         let word = self.load();
         self.raise_peak(word.in_flight());
-        let now = self.clock.now();
+        let now = self.clock.nanos();
         Snapshot {
             limit: word.limit(),
             in_flight: word.in_flight(),
             peak_in_flight: peak.max(word.in_flight()),
-            waiting: slow.queue.len(),
-            oldest_wait: slow.queue.oldest().map(|since| now.saturating_sub(since)),
+            waiting: slow.room.waiting(),
+            oldest_wait: (slow.room.oldest())
+                .map(|since| Duration::from_nanos(now.saturating_sub(since))),
             admitted: slow.admitted(word),
             rejected: self.bounds.rejected(),
             waits: self.bounds.waits.snapshot(),
@@ -302,42 +325,91 @@ impl Gate {
         }
     }
 
-    /// Gives a permit straight to the head of the queue. It stays in flight and the word as it is:
-    /// under load, when somebody always waits, the threads do not fight for its cache line.
+    /// Gives a permit straight to the waiter that is next. It stays in flight and the word as it is: under load, when
+    /// somebody always waits, the threads do not fight for its cache line.
     #[cold]
     fn hand_over(&self, completed: u64) {
+        let now = self.clock.nanos(); // not under the lock
+        let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
-        // In-flight can only sink while somebody waits, and the limit stays: both need the lock.
-        let word = self.load();
-        let over_limit = word.in_flight() > word.limit();
-        let Some(granted) = (!over_limit).then(|| self.grant(&mut slow)).flatten() else {
-            drop(slow);
-            return self.free(completed);
-        };
-        slow.completed += completed;
-        if slow.queue.is_empty() {
-            self.word.fetch_and(!QUEUED, AcqRel);
-        }
+        let handed_over = self.pass_on(&mut slow, completed, now, &mut wakes);
         drop(slow);
-        self.wake(granted);
+        match handed_over {
+            true => wakes.wake(),
+            false => self.free_and_wake(completed, wakes),
+        }
     }
 
-    /// Hands what is free to the waiters, in their order. A waker that panics keeps nobody else from what is
-    /// free, or from being woken.
+    /// Nobody may have the permit, but some may have been rejected.
+    #[cold]
+    pub(super) fn free_and_wake(&self, completed: u64, wakes: Wakes) {
+        let mut foreign = Foreign::default();
+        foreign.run(|| self.free(completed));
+        foreign.run(|| wakes.wake());
+        foreign.finish();
+    }
+
+    /// Gives a permit that is released to the waiter that is next. If it does not, the permit is still to be
+    /// [freed](Self::free).
+    #[inline]
+    pub(super) fn pass_on(
+        &self,
+        slow: &mut Slow<R>,
+        completed: u64,
+        now: u64,
+        wakes: &mut Wakes,
+    ) -> bool {
+        // While `QUEUED` is set in-flight can only sink, and the limit stays: both need the lock.
+        let word = self.load();
+        if word.in_flight() > word.limit() || !slow.room.has_next() {
+            return false;
+        }
+        let goes = self.next(slow, word, now, wakes) == Next::Goes;
+        if goes {
+            slow.completed += completed;
+        }
+        if !slow.room.has_next() {
+            self.word.fetch_and(!QUEUED, AcqRel);
+        }
+        goes
+    }
+
+    /// Asks the room who gets a permit that is in flight already.
+    #[inline]
+    fn next(&self, slow: &mut Slow<R>, word: Word, now: u64, wakes: &mut Wakes) -> Next {
+        let scene = self.scene(slow, word.in_flight() - 1, now);
+        let next = slow.room.next(&scene, wakes);
+        self.granted.store(slow.room.granted(), Release);
+        next
+    }
+
+    /// What the room is told of the gate. `in_flight` is without the request that it is asked about.
+    #[inline]
+    pub(super) fn scene(&self, slow: &Slow<R>, in_flight: usize, now: u64) -> Scene<'_> {
+        let completed = slow.completed + self.load().completed();
+        Scene {
+            now,
+            in_flight: in_flight as u64,
+            completed,
+            bounds: &self.bounds,
+        }
+    }
+
+    /// Hands what is free to the waiters that are next. A waker that panics keeps no other waiter from what is free, or
+    /// from being woken.
     #[cold]
     pub(crate) fn settle(&self) {
         let mut foreign = Foreign::default();
         let mut folded = false;
         let mut more = true;
         while more {
+            let now = self.clock.nanos(); // not under the lock
+            let mut wakes = Wakes::default();
             let mut slow = lock(&self.slow);
             folded |= self.fold(&mut slow);
-            let granted = self.grant_free(&mut slow);
+            more = self.grant_free(&mut slow, now, &mut wakes);
             drop(slow);
-            more = granted.is_some_and(|(granted, more)| {
-                foreign.run(|| self.wake(granted));
-                more
-            });
+            foreign.run(|| wakes.wake());
         }
         if folded {
             foreign.run(|| self.bounds.settle_report());
@@ -345,44 +417,37 @@ impl Gate {
         foreign.finish();
     }
 
-    /// Grants a free permit to the head of the queue. Says also whether there is another to grant.
-    fn grant_free(&self, slow: &mut Slow) -> Option<(Granted, bool)> {
-        let mut word = self.load();
-        while !slow.queue.is_empty() && word.has_room() {
-            let others = slow.queue.len() > 1;
-            match self.swap(word, word.admitted().with_queued(others)) {
-                Ok(word) => {
-                    self.raise_peak(word.in_flight());
-                    let granted = self.grant(slow)?;
-                    return Some((granted, others && word.has_room()));
+    /// Grants what is free to the waiters that are next, and sets `QUEUED` if one is left. Says whether it stopped
+    /// early, because enough are to be woken: then it is to be called again after that.
+    pub(super) fn grant_free(&self, slow: &mut Slow<R>, now: u64, wakes: &mut Wakes) -> bool {
+        loop {
+            let word = self.load();
+            if !slow.room.has_next() {
+                if word.queued() {
+                    self.word.fetch_and(!QUEUED, AcqRel);
                 }
-                Err(now) => word = now,
+                return false;
+            }
+            if wakes.is_full() {
+                return true;
+            }
+            if word.has_room() {
+                let Ok(word) = self.swap(word, word.admitted().with_queued(true)) else {
+                    continue;
+                };
+                self.raise_peak(word.in_flight());
+                if self.next(slow, word, now, wakes) != Next::Goes {
+                    self.word.fetch_sub(IN_FLIGHT_ONE, AcqRel);
+                }
+            } else if word.queued() || self.swap(word, word.with_queued(true)).is_ok() {
+                return false;
             }
         }
-        None
-    }
-
-    /// The head of the queue has a permit from now on.
-    fn grant(&self, slow: &mut Slow) -> Option<Granted> {
-        let (number, since, waker) = slow.queue.pop()?;
-        self.granted.store(number, Release);
-        Some(Granted { since, waker })
-    }
-
-    /// Not under the lock.
-    fn wake(&self, granted: Granted) {
-        self.has_waited(granted.since);
-        granted.waker.wake();
-    }
-
-    fn has_waited(&self, since: Duration) {
-        let wait = self.clock.now().saturating_sub(since);
-        self.bounds.waits.record(wait);
     }
 
     /// Moves the completions out of the word, if it is time to. Under the lock, so that nothing is counted
     /// twice.
-    fn fold(&self, slow: &mut Slow) -> bool {
+    fn fold(&self, slow: &mut Slow<R>) -> bool {
         let word = self.load();
         let due = word.0 & FOLD != 0;
         if due {
@@ -391,18 +456,6 @@ impl Gate {
             slow.completed += completed;
         }
         due
-    }
-
-    /// Brings the retry hint up to date: the time that it takes to work off those who wait and one
-    /// more, at the rate at which permits come back.
-    #[cold]
-    fn look(&self) {
-        let now = self.clock.now();
-        let mut slow = lock(&self.slow);
-        let completed = slow.completed + self.load().completed();
-        let ahead = slow.queue.len() as u64 + 1;
-        let retry_after = slow.drain_rate.wait(now, completed, ahead);
-        self.retry_after.store(nanos(retry_after), Relaxed);
     }
 }
 
@@ -423,9 +476,9 @@ impl Limiter for Gate {
 
     #[cold]
     fn enter(&self, (): (), waker: Waker) -> Entered {
-        let since = self.clock.now();
+        let since = self.clock.nanos();
         let mut slow = lock(&self.slow);
-        if slow.queue.is_empty() {
+        if !slow.room.has_next() {
             let mut word = self.load();
             loop {
                 let next = match word.has_room() {
@@ -444,10 +497,10 @@ impl Limiter for Gate {
                     Err(now) => word = now,
                 }
             }
-        } else if slow.queue.len() >= self.bounds.max_waiting() {
+        } else if slow.room.waiting() >= self.bounds.max_waiting() {
             return Entered::Refused(Reason::QueueFull);
         }
-        Entered::Waiting(slow.queue.push(waker, since, ()), None)
+        Entered::Waiting(slow.room.push(waker, since), None)
     }
 
     fn redeem(&self, ticket: &Ticket, waker: &Waker) -> Result<(), Option<Duration>> {
@@ -458,7 +511,7 @@ impl Limiter for Gate {
         if self.is_granted(ticket) {
             return Ok(());
         }
-        if slow.queue.wakes(ticket, waker) {
+        if slow.room.wakes(ticket, waker) {
             return Err(None);
         }
         drop(slow);
@@ -467,23 +520,23 @@ impl Limiter for Gate {
         if self.is_granted(ticket) {
             return Ok(());
         }
-        let replaced = slow.queue.wake_with(ticket, waker);
+        let replaced = slow.room.wake_with(ticket, waker);
         drop(slow);
         drop(replaced);
         Err(None)
     }
 
     fn leave(&self, ticket: Ticket) -> bool {
+        let now = self.clock.nanos(); // not under the lock
         let mut slow = lock(&self.slow);
         if self.is_granted(&ticket) {
             return true;
         }
-        let ((), since, waker) = slow.queue.remove(ticket);
-        if slow.queue.is_empty() {
+        let waker = slow.room.leave(ticket, now, &self.bounds.waits);
+        if !slow.room.has_next() {
             self.word.fetch_and(!QUEUED, AcqRel);
         }
         drop(slow);
-        self.has_waited(since);
         drop(waker);
         false
     }
@@ -510,7 +563,7 @@ impl Limiter for Gate {
     }
 }
 
-impl fmt::Debug for Gate {
+impl<R: Room> fmt::Debug for Gate<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.load();
         f.debug_struct("Gate")

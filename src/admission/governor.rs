@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::gate::Gate;
+use super::{gate::Gate, room::Room};
 use crate::{
     Clock,
     algorithm::limit::{Bounds, Limit, Moved, Outcome, Report, Sample},
@@ -97,7 +97,7 @@ impl Governor {
 
     /// A request is handed to the inner service.
     #[inline]
-    pub(crate) fn dispatch(&self, gate: &Gate, now: &mut Now) -> Dispatched {
+    pub(crate) fn dispatch<R: Room>(&self, gate: &Gate<R>, now: &mut Now) -> Dispatched {
         let at = self.clock.nanos_at(now);
         let (in_flight, full) = gate.load_now();
         if self.probing.load(Relaxed) != 0 {
@@ -111,9 +111,9 @@ impl Governor {
     }
 
     /// The request has completed. Its outcome is [for a limit](Outcome::for_limit).
-    pub(crate) fn complete(
+    pub(crate) fn complete<R: Room>(
         &self,
-        gate: &Gate,
+        gate: &Gate<R>,
         dispatched: Dispatched,
         outcome: Outcome,
         now: &mut Now,
@@ -137,7 +137,7 @@ impl Governor {
     }
 
     #[cold]
-    fn admitted(&self, gate: &Gate, now: u64, in_flight: usize) {
+    fn admitted<R: Room>(&self, gate: &Gate<R>, now: u64, in_flight: usize) {
         let mut law = lock(&self.law);
         if !law.pinned {
             law.limit.admitted(Duration::from_nanos(now), in_flight);
@@ -146,7 +146,7 @@ impl Governor {
     }
 
     /// Starts the law over.
-    pub(crate) fn restart(&self, gate: &Gate, bounds: Bounds) {
+    pub(crate) fn restart<R: Room>(&self, gate: &Gate<R>, bounds: Bounds) {
         let mut law = lock(&self.law);
         law.limit.restart(bounds);
         if !law.pinned {
@@ -158,7 +158,7 @@ impl Governor {
     }
 
     /// The limit is this from now on.
-    pub(crate) fn pin(&self, gate: &Gate, limit: usize) {
+    pub(crate) fn pin<R: Room>(&self, gate: &Gate<R>, limit: usize) {
         let mut law = lock(&self.law);
         law.pinned = true;
         self.probing.store(0, Relaxed); // there is nobody to tell
@@ -178,9 +178,9 @@ impl Governor {
     /// By this law and within these bounds from now on, pinned or not: all at once. What has been learned stays
     /// unless one of them is another; then it starts over, with the limit that there is, or the nearest within
     /// the bounds.
-    pub(crate) fn set_law(
+    pub(crate) fn set_law<R: Room>(
         &self,
-        gate: &Gate,
+        gate: &Gate<R>,
         named: config::Law,
         bounds: Bounds,
         pinned: Option<usize>,
@@ -215,13 +215,19 @@ impl Governor {
     }
 
     /// What the law says takes effect, unless the limit is pinned.
-    fn apply(&self, gate: &Gate, law: MutexGuard<'_, Law>) {
+    fn apply<R: Room>(&self, gate: &Gate<R>, law: MutexGuard<'_, Law>) {
         let (limit, probing) = (law.limit.limit(), law.limit.is_probing());
         self.follow(gate, law, limit, probing);
     }
 
     #[inline]
-    fn follow(&self, gate: &Gate, law: MutexGuard<'_, Law>, limit: usize, probing: bool) {
+    fn follow<R: Room>(
+        &self,
+        gate: &Gate<R>,
+        law: MutexGuard<'_, Law>,
+        limit: usize,
+        probing: bool,
+    ) {
         let probing = probing.into();
         if probing != self.probing.load(Relaxed) {
             self.probing.store(probing, Relaxed);
@@ -233,7 +239,7 @@ impl Governor {
     }
 
     #[cold]
-    fn set(&self, gate: &Gate, mut law: MutexGuard<'_, Law>, limit: usize) {
+    fn set<R: Room>(&self, gate: &Gate<R>, mut law: MutexGuard<'_, Law>, limit: usize) {
         let before = std::mem::replace(&mut law.applied, limit);
         gate.resize(limit);
         let moved = self.tell(&mut law, before);

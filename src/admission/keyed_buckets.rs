@@ -312,7 +312,7 @@ impl KeyedBuckets {
         self.waiting.fetch_sub(1, Relaxed);
         let left = taken.due.saturating_sub(self.clock.nanos());
         let waited = taken.wait.saturating_sub(left);
-        self.bounds.waits.record(Duration::from_nanos(waited));
+        self.bounds.waits.record(waited);
     }
 
     /// Puts a token back that was taken ahead of its time, if it is not there yet.

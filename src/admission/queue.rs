@@ -4,7 +4,7 @@
 //! and leave at the head in that order, so "the last number that was popped" says of each of them
 //! whether its turn has come, without looking at its slot.
 
-use std::{mem, task::Waker, time::Duration};
+use std::{mem, task::Waker};
 
 use crate::algorithm::slab::Slab;
 
@@ -48,7 +48,7 @@ struct Waiter<T> {
     number: u64,
     with: T,
     waker: Waker,
-    since: Duration,
+    since: u64,
     previous: u32,
     next: u32,
 }
@@ -73,12 +73,12 @@ impl<T> Queue<T> {
         self.len == 0
     }
 
-    /// Since when the head has waited.
-    pub(crate) fn oldest(&self) -> Option<Duration> {
+    /// Since when the head has waited, in nanoseconds of the limiter's clock.
+    pub(crate) fn oldest(&self) -> Option<u64> {
         (self.head != NIL).then(|| self.slots[self.head].since)
     }
 
-    pub(crate) fn push(&mut self, waker: Waker, since: Duration, with: T) -> Ticket {
+    pub(crate) fn push(&mut self, waker: Waker, since: u64, with: T) -> Ticket {
         self.last += 1;
         let waiter = Waiter {
             number: self.last,
@@ -120,7 +120,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes the head out: its number, since when it has waited, and its waker, to be woken after the lock.
-    pub(crate) fn pop(&mut self) -> Option<(u64, Duration, Waker)> {
+    pub(crate) fn pop(&mut self) -> Option<(u64, u64, Waker)> {
         (self.head != NIL).then(|| {
             let waiter = self.unlink(self.head);
             (waiter.number, waiter.since, waiter.waker)
@@ -146,7 +146,7 @@ impl<T> Queue<T> {
 
     /// Takes a ticket out that must not be due, with since when it has waited. Its waker is to be dropped
     /// after the lock.
-    pub(crate) fn remove(&mut self, ticket: Ticket) -> (T, Duration, Waker) {
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> (T, u64, Waker) {
         let waiter = self.unlink(ticket.slot);
         (waiter.with, waiter.since, waiter.waker)
     }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     fn push(queue: &mut Queue<()>, at: u64) -> Ticket {
-        queue.push(Waker::noop().clone(), Duration::from_secs(at), ())
+        queue.push(Waker::noop().clone(), at, ())
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
             let mut left: Vec<u64> = (0..4).collect();
             left.remove(leaver);
             for (ticket, since) in tickets.iter().zip(left) {
-                assert_eq!(queue.oldest(), Some(Duration::from_secs(since)));
+                assert_eq!(queue.oldest(), Some(since));
                 assert_eq!(queue.pop().unwrap().0, ticket.number);
             }
             assert!(queue.pop().is_none());

@@ -18,7 +18,7 @@ use crate::{
     CircuitBreakerConfig, CoDelConfig, ConfigError, Rate, WfqConfig,
     admission::{
         bounds::nanos,
-        fair_gate::{A_WEIGHT, check_weight},
+        tenants::{A_WEIGHT, check_weight},
     },
     algorithm::breaker::Trip,
     saturation::{self, Thresholds},

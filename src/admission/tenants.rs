@@ -4,11 +4,11 @@
 //! that has been away longest, of those that the scheduler would treat the same if they were new. Where there
 //! is none, tenants that are new share one record.
 
-use std::{fmt, mem, sync::Arc, task::Waker, time::Duration};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
+use super::fingerprint::{ByFingerprint, Fingerprint};
 use crate::{
     ConfigError,
-    admission::fingerprint::{ByFingerprint, Fingerprint},
     algorithm::fair_queue::{FairQueue, MAX_WEIGHT},
     wfq::WeightOf,
 };
@@ -23,8 +23,6 @@ const LOOKS: usize = 8;
 pub(super) const ANONYMOUS: u32 = 0;
 const OVERFLOW: u32 = 1;
 const NIL: u32 = u32::MAX;
-
-type Queue = FairQueue<Waker>;
 
 /// Whose requests are scheduled together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -99,6 +97,21 @@ pub(crate) fn check_weights(count: usize) -> Result<(), ConfigError> {
     }
 }
 
+/// Longest name of a tenant, in bytes.
+const MAX_NAME: usize = 256;
+
+/// Not under the lock: it is foreign.
+pub(super) fn ask_weight(weight_of: &WeightOf, name: &str) -> u32 {
+    weight_of(name).clamp(1, MAX_WEIGHT)
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
+    match name.len() {
+        1..=MAX_NAME => Ok(()),
+        _ => Err(ConfigError::new("tenant", "a name of 1 to 256 bytes")),
+    }
+}
+
 pub(super) struct Tenants {
     ids: ByFingerprint<u32>,
     /// By the numbers that the queue gives.
@@ -120,6 +133,8 @@ pub(super) struct Tenants {
 struct Record {
     /// How many requests of its there are, but for those that went past the queue.
     attached: usize,
+    /// How many of those are in flight without a charge, because nobody waited when they started.
+    uncharged: usize,
     served: u64,
     recent: Recent,
     idle_previous: u32,
@@ -132,12 +147,12 @@ struct Record {
 }
 
 impl Tenants {
-    pub(super) fn new(
+    pub(super) fn new<T>(
         weights: ByFingerprint<u32>,
         weight_of: Option<WeightOf>,
         default_weight: u32,
         max_tenants: usize,
-        queue: &mut Queue,
+        queue: &mut FairQueue<T>,
     ) -> Self {
         let mut tenants = Self {
             ids: ByFingerprint::default(),
@@ -181,9 +196,9 @@ impl Tenants {
     /// The number of a tenant, which it keeps until all that were attached are detached. `None` is the
     /// anonymous one. `weight` is what was asked for it, if it was.
     #[inline]
-    pub(super) fn attach(
+    pub(super) fn attach<T>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut FairQueue<T>,
         named: Option<(Fingerprint, &str)>,
         weight: Option<u32>,
     ) -> u32 {
@@ -209,9 +224,9 @@ impl Tenants {
     }
 
     #[inline(never)]
-    fn find_or_add(
+    fn find_or_add<T>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut FairQueue<T>,
         key: Fingerprint,
         name: &str,
         asked: Option<u32>,
@@ -234,9 +249,9 @@ impl Tenants {
         id
     }
 
-    fn add(
+    fn add<T>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut FairQueue<T>,
         tenant: Tenant,
         key: Option<Fingerprint>,
         weight: u32,
@@ -246,6 +261,7 @@ impl Tenants {
             tenant,
             key,
             attached: 0,
+            uncharged: 0,
             idle_previous: NIL,
             idle_next: NIL,
             served: 0,
@@ -261,7 +277,7 @@ impl Tenants {
     }
 
     /// Forgets one that has no request, if there is one with which nothing is lost.
-    fn forget_one(&mut self, queue: &mut Queue) -> bool {
+    fn forget_one<T>(&mut self, queue: &mut FairQueue<T>) -> bool {
         for _ in 0..LOOKS {
             let id = self.idle_first;
             if id == NIL {
@@ -307,9 +323,9 @@ impl Tenants {
         }
     }
 
-    pub(super) fn set_weight(
+    pub(super) fn set_weight<T>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut FairQueue<T>,
         key: Fingerprint,
         weight: u32,
     ) -> Result<(), ConfigError> {
@@ -324,7 +340,7 @@ impl Tenants {
     }
 
     /// The weight of the shared tenants, and of all for which there is no other.
-    pub(super) fn set_default_weight(&mut self, queue: &mut Queue, weight: u32) {
+    pub(super) fn set_default_weight<T>(&mut self, queue: &mut FairQueue<T>, weight: u32) {
         self.default_weight = weight;
         for id in [ANONYMOUS, OVERFLOW] {
             queue.set_weight(id, weight);
@@ -341,9 +357,9 @@ impl Tenants {
 
     /// Tenants that are not named here have the default, or what [`set_asked`](Self::set_asked) gives them. A
     /// `weight_of` that was dropped is returned: it is foreign.
-    pub(super) fn set(
+    pub(super) fn set<T>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut FairQueue<T>,
         weights: ByFingerprint<u32>,
         weight_of: Option<WeightOf>,
         default_weight: u32,
@@ -382,7 +398,7 @@ impl Tenants {
 
     /// Gives tenants the weights that were asked for them, if they are still remembered and were given no other
     /// meanwhile.
-    pub(super) fn set_asked(&self, queue: &mut Queue, asked: Vec<(Fingerprint, u32)>) {
+    pub(super) fn set_asked<T>(&self, queue: &mut FairQueue<T>, asked: Vec<(Fingerprint, u32)>) {
         for (key, weight) in asked {
             match self.ids.get(&key) {
                 Some(&id) if !self.weights.contains_key(&key) => queue.set_weight(id, weight),
@@ -401,6 +417,18 @@ impl Tenants {
         let record = &mut self.records[id as usize];
         record.served += served;
         record.recent.add(used, epoch);
+    }
+
+    /// A request starts without a charge.
+    #[inline]
+    pub(super) fn start_uncharged(&mut self, id: u32) {
+        self.records[id as usize].uncharged += 1;
+    }
+
+    /// One that did is over.
+    #[inline]
+    pub(super) fn end_uncharged(&mut self, id: u32) {
+        self.records[id as usize].uncharged -= 1;
     }
 
     pub(super) fn note_refused(&mut self, id: u32) {
@@ -436,7 +464,12 @@ impl Tenants {
     }
 
     /// `all` is what all tenants together have had.
-    pub(super) fn snapshots(&self, queue: &Queue, all: &Recent, now: u64) -> Vec<TenantSnapshot> {
+    pub(super) fn snapshots<T>(
+        &self,
+        queue: &FairQueue<T>,
+        all: &Recent,
+        now: u64,
+    ) -> Vec<TenantSnapshot> {
         let ids = [ANONYMOUS, OVERFLOW]
             .into_iter()
             .chain(self.ids.values().copied());
@@ -444,9 +477,9 @@ impl Tenants {
     }
 
     /// Of the tenant with that name, or of a shared one.
-    pub(super) fn snapshot_of(
+    pub(super) fn snapshot_of<T>(
         &self,
-        queue: &Queue,
+        queue: &FairQueue<T>,
         all: &Recent,
         tenant: &Tenant,
         key: Option<Fingerprint>,
@@ -460,14 +493,14 @@ impl Tenants {
         Some(self.snapshot(queue, all, id, now))
     }
 
-    fn snapshot(&self, queue: &Queue, all: &Recent, id: u32, now: u64) -> TenantSnapshot {
+    fn snapshot<T>(&self, queue: &FairQueue<T>, all: &Recent, id: u32, now: u64) -> TenantSnapshot {
         let record = &self.records[id as usize];
         let state = queue.state(id);
         TenantSnapshot {
             tenant: record.tenant.clone(),
             weight: state.weight,
             waiting: state.waiting as usize,
-            running: state.running as usize,
+            running: state.running as usize + record.uncharged,
             served: record.served,
             rejected: record.rejected,
             refused: record.refused,

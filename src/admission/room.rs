@@ -1,0 +1,100 @@
+//! The waiting room of a [`Gate`](super::gate::Gate): who waits, and who is next.
+//!
+//! A room is plain data under the gate's lock. It uses no atomics, reads no clock and wakes nobody: a waker is foreign
+//! code, which may panic or call back into the gate. A room collects wakers in [`Wakes`], and the gate wakes them after
+//! it has released the lock.
+
+use std::task::Waker;
+
+use super::{bounds::Bounds, foreign::Foreign};
+
+/// Decides who waits and who is next. [`Fifo`](super::fifo::Fifo) serves in order of arrival, [`Fair`](super::fair::Fair)
+/// by tenant.
+pub(crate) trait Room {
+    /// How many wait.
+    fn waiting(&self) -> usize;
+
+    /// Since when the one that has waited longest has waited, in nanoseconds of the gate's clock.
+    fn oldest(&self) -> Option<u64>;
+
+    /// Whether there is a waiter that may have the next free permit. While there is, newcomers do not pass it.
+    fn has_next(&self) -> bool;
+
+    /// A permit is free and [somebody is next](Self::has_next): gives it to the waiter that is next.
+    fn next(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) -> Next;
+
+    /// A number from which waiters can tell without the lock that they were granted a permit, where the room has one.
+    #[inline]
+    fn granted(&self) -> u64 {
+        0
+    }
+}
+
+/// What a room is told of its gate.
+pub(crate) struct Scene<'a> {
+    /// In nanoseconds of the gate's clock.
+    pub(crate) now: u64,
+    /// How many others are in flight.
+    pub(crate) in_flight: u64,
+    /// How many have completed so far.
+    pub(crate) completed: u64,
+    /// Where rejections and waits are counted.
+    pub(crate) bounds: &'a Bounds,
+}
+
+/// What became of a free permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// A waiter has it, and is to be woken.
+    Goes,
+    /// It is still free. The waiters that were next were rejected, and are to be woken. If
+    /// [somebody is next](Room::has_next), enough were.
+    Nobody,
+}
+
+/// The waiters to be woken after the lock is released. Each of them already owns what it is woken for, so it
+/// does not matter if another one's waker panics.
+#[derive(Default)]
+#[must_use = "waiters that are not woken wait for ever"]
+pub(crate) struct Wakes {
+    // Nearly always there is one: no need to allocate for it.
+    first: Option<Waker>,
+    more: Vec<Waker>,
+}
+
+/// Once so many are to be woken, the lock is released first, so that nobody waits long for it.
+const ENOUGH: usize = 32;
+
+impl Wakes {
+    #[inline]
+    pub(crate) fn push(&mut self, waker: Waker) {
+        match self.first {
+            None => self.first = Some(waker),
+            Some(_) => self.more.push(waker),
+        }
+    }
+
+    /// Whether the lock is to be released before there are more.
+    pub(crate) fn is_full(&self) -> bool {
+        self.more.len() + 1 >= ENOUGH
+    }
+
+    /// Wakes all of them. Not under a lock.
+    #[inline]
+    pub(crate) fn wake(self) {
+        if !self.more.is_empty() {
+            self.wake_all();
+        } else if let Some(waker) = self.first {
+            waker.wake();
+        }
+    }
+
+    #[cold]
+    fn wake_all(self) {
+        let mut foreign = Foreign::default();
+        for waker in self.first.into_iter().chain(self.more) {
+            foreign.run(|| waker.wake());
+        }
+        foreign.finish();
+    }
+}
