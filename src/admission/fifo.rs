@@ -7,6 +7,10 @@ use super::{
     room::{Next, Room, Scene, Wakes},
     waits::WaitCounts,
 };
+use crate::sync::{
+    AtomicU64,
+    Ordering::{Acquire, Release},
+};
 
 /// Waiters are granted permits in the order of their tickets' numbers. So the number of the last grant tells each of
 /// them whether it has a permit, without the lock: see [`Ticket::is_due`].
@@ -54,7 +58,21 @@ impl Fifo {
     }
 }
 
+/// The number of the last ticket that was granted a permit.
+#[derive(Debug, Default)]
+pub(crate) struct Granted(AtomicU64);
+
+impl Granted {
+    /// Whether this ticket has a permit.
+    #[inline]
+    pub(crate) fn includes(&self, ticket: &Ticket) -> bool {
+        ticket.is_due(self.0.load(Acquire))
+    }
+}
+
 impl Room for Fifo {
+    type Published = Granted;
+
     #[inline]
     fn waiting(&self) -> usize {
         self.queue.len()
@@ -80,8 +98,12 @@ impl Room for Fifo {
         Next::Goes
     }
 
+    fn published(&self) -> Granted {
+        Granted::default()
+    }
+
     #[inline]
-    fn granted(&self) -> u64 {
-        self.granted
+    fn publish(&self, published: &Granted) {
+        published.0.store(self.granted, Release);
     }
 }

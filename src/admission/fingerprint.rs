@@ -26,7 +26,7 @@ impl Fingerprint {
 }
 
 /// Makes fingerprints; each of these makes others.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Fingerprints(RandomState);
 
 impl Fingerprints {

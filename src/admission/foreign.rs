@@ -24,6 +24,10 @@ impl Foreign {
         }
     }
 
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.panic.is_some()
+    }
+
     /// Goes on with the first panic, if there was one. But not while this thread unwinds already: permits are given
     /// back in destructors, and a panic out of one of those would end the process.
     pub(crate) fn finish(self) {

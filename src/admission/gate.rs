@@ -50,18 +50,18 @@ const LOOK_EVERY: u64 = 16;
 // In this order, so that what every request touches is in one cache line, with the counts of the
 // `Arc` around it.
 #[repr(C)]
-pub(crate) struct Gate<R = Fifo> {
+pub(crate) struct Gate<R: Room = Fifo> {
     word: AtomicU64,
     peak: AtomicUsize,
-    /// What the room says that it has [granted](Room::granted). Changed under the lock.
-    granted: AtomicU64,
+    /// Changed under the lock.
+    pub(super) published: R::Published,
     /// The retry hint of the last look, in nanoseconds.
     retry_after: AtomicU64,
     /// The completions in the word at the last look.
     looked_at: AtomicU64,
     pub(crate) bounds: Bounds,
-    clock: Clock,
-    slow: Mutex<Slow<R>>,
+    pub(super) clock: Clock,
+    pub(super) slow: Mutex<Slow<R>>,
     /// What moves the limit, where something does.
     governor: Option<Governor>,
 }
@@ -135,7 +135,7 @@ impl Gate {
     }
 
     fn is_granted(&self, ticket: &Ticket) -> bool {
-        ticket.is_due(self.granted.load(Acquire))
+        self.published.includes(ticket)
     }
 
     /// Whether nobody ever waited or was rejected: then it has allocated nothing, and guesses nothing.
@@ -167,7 +167,7 @@ impl<R: Room> Gate<R> {
         Self {
             word: AtomicU64::new(Word::new(limit).0),
             peak: AtomicUsize::new(0),
-            granted: AtomicU64::new(0),
+            published: room.published(),
             retry_after: AtomicU64::new(nanos(DEFAULT_WAIT)),
             looked_at: AtomicU64::new(0),
             bounds,
@@ -220,8 +220,7 @@ impl<R: Room> Gate<R> {
 
     /// How many permits were given back after their requests were dispatched, so far.
     pub(crate) fn completed(&self) -> u64 {
-        let slow = lock(&self.slow); // nothing is folded meanwhile
-        slow.completed + self.load().completed()
+        self.completed_by(&lock(&self.slow)) // nothing is folded meanwhile
     }
 
     /// Admits if there is room, nobody waits, and fewer than so many are in flight.
@@ -261,13 +260,21 @@ impl<R: Room> Gate<R> {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
+        self.snapshot_with(|_, _| ()).0
+    }
+
+    /// With a look at the room, which may change there.
+    pub(super) fn snapshot_with<T>(
+        &self,
+        look: impl FnOnce(&mut Slow<R>, &Scene<'_>) -> T,
+    ) -> (Snapshot, T) {
         self.bounds.settle_report();
-        let slow = lock(&self.slow);
+        let now = self.clock.nanos();
+        let mut slow = lock(&self.slow);
         let peak = self.peak.swap(0, Relaxed);
         let word = self.load();
         self.raise_peak(word.in_flight());
-        let now = self.clock.nanos();
-        Snapshot {
+        let snapshot = Snapshot {
             limit: word.limit(),
             in_flight: word.in_flight(),
             peak_in_flight: peak.max(word.in_flight()),
@@ -277,11 +284,15 @@ impl<R: Room> Gate<R> {
             admitted: slow.admitted(word),
             rejected: self.bounds.rejected(),
             waits: self.bounds.waits.snapshot(),
-        }
+        };
+        let scene = self.scene(&slow, word.in_flight(), word.in_flight(), now);
+        let looked = look(&mut slow, &scene);
+        slow.room.publish(&self.published);
+        (snapshot, looked)
     }
 
     #[inline]
-    fn load(&self) -> Word {
+    pub(super) fn load(&self) -> Word {
         Word(self.word.load(Relaxed))
     }
 
@@ -307,7 +318,7 @@ impl<R: Room> Gate<R> {
 
     /// `completed` is 1 for a permit that was used, else 0.
     #[inline]
-    fn release(&self, completed: u64) {
+    pub(super) fn release(&self, completed: u64) {
         if self.load().0 & (QUEUED | FOLD) == 0 {
             self.free(completed);
         } else {
@@ -316,7 +327,7 @@ impl<R: Room> Gate<R> {
     }
 
     #[inline]
-    fn free(&self, completed: u64) {
+    pub(super) fn free(&self, completed: u64) {
         let change = (completed * COMPLETED_ONE).wrapping_sub(IN_FLIGHT_ONE);
         let before = Word(self.word.fetch_add(change, AcqRel));
         debug_assert!(before.in_flight() > 0, "a permit was given back twice");
@@ -364,32 +375,51 @@ impl<R: Room> Gate<R> {
         if word.in_flight() > word.limit() || !slow.room.has_next() {
             return false;
         }
-        let goes = self.next(slow, word, now, wakes) == Next::Goes;
+        let scene = self.scene(slow, word.in_flight() - 1, word.in_flight(), now);
+        let goes = self.next(slow, &scene, wakes) == Next::Goes;
         if goes {
             slow.completed += completed;
         }
-        if !slow.room.has_next() {
-            self.word.fetch_and(!QUEUED, AcqRel);
-        }
+        self.note_left(slow);
         goes
     }
 
     /// Asks the room who gets a permit that is in flight already.
     #[inline]
-    fn next(&self, slow: &mut Slow<R>, word: Word, now: u64, wakes: &mut Wakes) -> Next {
-        let scene = self.scene(slow, word.in_flight() - 1, now);
-        let next = slow.room.next(&scene, wakes);
-        self.granted.store(slow.room.granted(), Release);
+    fn next(&self, slow: &mut Slow<R>, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
+        let next = slow.room.next(scene, wakes);
+        slow.room.publish(&self.published);
         next
     }
 
-    /// What the room is told of the gate. `in_flight` is without the request that it is asked about.
+    /// A waiter has left.
     #[inline]
-    pub(super) fn scene(&self, slow: &Slow<R>, in_flight: usize, now: u64) -> Scene<'_> {
-        let completed = slow.completed + self.load().completed();
+    pub(super) fn note_left(&self, slow: &Slow<R>) {
+        if !slow.room.has_next() {
+            self.word.fetch_and(!QUEUED, AcqRel);
+        }
+    }
+
+    /// How many permits were released after their requests were dispatched, by one who holds the lock.
+    pub(super) fn completed_by(&self, slow: &Slow<R>) -> u64 {
+        slow.completed + self.load().completed()
+    }
+
+    /// What the room is told of the gate: how many are in flight but for the one that it is asked about, and how many of
+    /// those in flight were admitted before.
+    #[inline]
+    pub(super) fn scene(
+        &self,
+        slow: &Slow<R>,
+        in_flight: usize,
+        admitted: usize,
+        now: u64,
+    ) -> Scene<'_> {
+        let completed = self.completed_by(slow);
         Scene {
             now,
             in_flight: in_flight as u64,
+            admitted: completed + admitted as u64,
             completed,
             bounds: &self.bounds,
         }
@@ -436,7 +466,9 @@ impl<R: Room> Gate<R> {
                     continue;
                 };
                 self.raise_peak(word.in_flight());
-                if self.next(slow, word, now, wakes) != Next::Goes {
+                let others = word.in_flight() - 1;
+                let scene = self.scene(slow, others, others, now);
+                if self.next(slow, &scene, wakes) != Next::Goes {
                     self.word.fetch_sub(IN_FLIGHT_ONE, AcqRel);
                 }
             } else if word.queued() || self.swap(word, word.with_queued(true)).is_ok() {
@@ -533,9 +565,7 @@ impl Limiter for Gate {
             return true;
         }
         let waker = slow.room.leave(ticket, now, &self.bounds.waits);
-        if !slow.room.has_next() {
-            self.word.fetch_and(!QUEUED, AcqRel);
-        }
+        self.note_left(&slow);
         drop(slow);
         drop(waker);
         false

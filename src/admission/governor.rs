@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{gate::Gate, room::Room};
+use super::{gate::Gate, room::Room, tenants::Recent};
 use crate::{
     Clock,
     algorithm::limit::{Bounds, Limit, Moved, Outcome, Report, Sample},
@@ -35,6 +35,15 @@ struct Law {
     /// While the limit is pinned, the law is neither fed nor asked.
     pinned: bool,
     said: Said,
+    past: Past,
+}
+
+/// What was served without its gate's room having been told: counted here because this lock is taken anyway.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Past {
+    pub(crate) done: u64,
+    /// What they used, in nanoseconds of one place.
+    pub(crate) recent: Recent,
 }
 
 /// A law, asked for all at once: each call of a boxed one goes somewhere else in memory.
@@ -86,6 +95,7 @@ impl Governor {
                 named,
                 pinned: false,
                 said: Said::default(),
+                past: Past::default(),
             }),
         }
     }
@@ -111,6 +121,7 @@ impl Governor {
     }
 
     /// The request has completed. Its outcome is [for a limit](Outcome::for_limit).
+    #[inline]
     pub(crate) fn complete<R: Room>(
         &self,
         gate: &Gate<R>,
@@ -118,9 +129,34 @@ impl Governor {
         outcome: Outcome,
         now: &mut Now,
     ) {
-        if outcome == Outcome::Ignored {
-            return;
+        if outcome != Outcome::Ignored {
+            self.learn(gate, dispatched, outcome, None, now);
         }
+    }
+
+    /// The same for a request of which the gate's room knows nothing, and is not to be told: it is counted here, with what
+    /// it used.
+    #[inline]
+    pub(crate) fn complete_past<R: Room>(
+        &self,
+        gate: &Gate<R>,
+        dispatched: Dispatched,
+        outcome: Outcome,
+        used: u64,
+        now: &mut Now,
+    ) {
+        self.learn(gate, dispatched, outcome, Some(used), now);
+    }
+
+    #[inline(always)] // twice
+    fn learn<R: Room>(
+        &self,
+        gate: &Gate<R>,
+        dispatched: Dispatched,
+        outcome: Outcome,
+        past: Option<u64>,
+        now: &mut Now,
+    ) {
         let now = self.clock.nanos_at(now);
         let sample = Sample {
             now: Duration::from_nanos(now),
@@ -130,7 +166,11 @@ impl Governor {
             full: dispatched.full,
         };
         let mut law = lock(&self.law);
-        if !law.pinned {
+        if let Some(used) = past {
+            law.past.done += 1;
+            law.past.recent.add(used, Recent::epoch(now));
+        }
+        if !law.pinned && outcome != Outcome::Ignored {
             let (limit, probing) = law.limit.learn(&sample);
             self.follow(gate, law, limit, probing);
         }
@@ -206,6 +246,10 @@ impl Governor {
             None => self.apply(gate, law),
         }
         drop(replaced); // it may be foreign
+    }
+
+    pub(crate) fn past(&self) -> Past {
+        lock(&self.law).past.clone()
     }
 
     /// With whether the limit is pinned, and how far the law may move it.

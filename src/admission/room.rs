@@ -4,13 +4,17 @@
 //! code, which may panic or call back into the gate. A room collects wakers in [`Wakes`], and the gate wakes them after
 //! it has released the lock.
 
-use std::task::Waker;
+use std::{task::Waker, time::Duration};
 
 use super::{bounds::Bounds, foreign::Foreign};
+use crate::observe::events::{self, LimitMoved};
 
 /// Decides who waits and who is next. [`Fifo`](super::fifo::Fifo) serves in order of arrival, [`Fair`](super::fair::Fair)
 /// by tenant.
 pub(crate) trait Room {
+    /// What is known of the room without the lock.
+    type Published;
+
     /// How many wait.
     fn waiting(&self) -> usize;
 
@@ -23,11 +27,10 @@ pub(crate) trait Room {
     /// A permit is free and [somebody is next](Self::has_next): gives it to the waiter that is next.
     fn next(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) -> Next;
 
-    /// A number from which waiters can tell without the lock that they were granted a permit, where the room has one.
-    #[inline]
-    fn granted(&self) -> u64 {
-        0
-    }
+    fn published(&self) -> Self::Published;
+
+    /// Brings up to date what is known without the lock. It is called before the lock is released, after each change.
+    fn publish(&self, published: &Self::Published);
 }
 
 /// What a room is told of its gate.
@@ -36,7 +39,9 @@ pub(crate) struct Scene<'a> {
     pub(crate) now: u64,
     /// How many others are in flight.
     pub(crate) in_flight: u64,
-    /// How many have completed so far.
+    /// How many were admitted so far, without the one that the room is asked about.
+    pub(crate) admitted: u64,
+    /// How many of those have completed.
     pub(crate) completed: u64,
     /// Where rejections and waits are counted.
     pub(crate) bounds: &'a Bounds,
@@ -60,6 +65,31 @@ pub(crate) struct Wakes {
     // Nearly always there is one: no need to allocate for it.
     first: Option<Waker>,
     more: Vec<Waker>,
+    /// What the log is to be told after that.
+    news: Option<Box<News>>,
+}
+
+/// What the log is to be told of an admission by age. What listens to the log is foreign, as wakers are.
+#[derive(Debug)]
+pub(crate) struct News {
+    pub(crate) layer: &'static str,
+    /// Whether a queue stands from now on, and the p95 of the ages.
+    pub(crate) stands: Option<(bool, Option<Duration>)>,
+    pub(crate) moved: Option<LimitMoved>,
+    pub(crate) on_trial: bool,
+}
+
+impl News {
+    pub(crate) fn tell(self) {
+        events::in_shadow_if(self.on_trial, || {
+            if let Some((stands, p95)) = self.stands {
+                events::queue(self.layer, stands, p95);
+            }
+            if let Some(moved) = self.moved {
+                events::limit_moved(self.layer, moved);
+            }
+        });
+    }
 }
 
 /// Once so many are to be woken, the lock is released first, so that nobody waits long for it.
@@ -74,6 +104,16 @@ impl Wakes {
         }
     }
 
+    /// The log is to be told of this.
+    pub(crate) fn tell(&mut self, news: News) {
+        self.news = Some(Box::new(news)); // one lock has no more than one
+    }
+
+    /// Whether there is nothing to be done.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none() && self.news.is_none()
+    }
+
     /// Whether the lock is to be released before there are more.
     pub(crate) fn is_full(&self) -> bool {
         self.more.len() + 1 >= ENOUGH
@@ -82,7 +122,7 @@ impl Wakes {
     /// Wakes all of them. Not under a lock.
     #[inline]
     pub(crate) fn wake(self) {
-        if !self.more.is_empty() {
+        if !self.more.is_empty() || self.news.is_some() {
             self.wake_all();
         } else if let Some(waker) = self.first {
             waker.wake();
@@ -94,6 +134,9 @@ impl Wakes {
         let mut foreign = Foreign::default();
         for waker in self.first.into_iter().chain(self.more) {
             foreign.run(|| waker.wake());
+        }
+        if let Some(news) = self.news {
+            foreign.run(|| news.tell());
         }
         foreign.finish();
     }

@@ -515,7 +515,7 @@ impl Tenants {
 
 /// How much there was in the last ten seconds: of the ten before these, as much is counted as would be in a
 /// window that slides, if it came evenly.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Recent {
     /// The number of these ten seconds.
     epoch: u64,
@@ -543,7 +543,18 @@ impl Recent {
         }
     }
 
-    fn sum(&self, now: u64) -> u64 {
+    /// Both together.
+    pub(super) fn plus(&self, other: &Self, now: u64) -> Self {
+        let epoch = Self::epoch(now).max(self.epoch).max(other.epoch);
+        let (one, other) = (self.at(epoch), other.at(epoch));
+        Self {
+            epoch,
+            current: one.current.saturating_add(other.current),
+            previous: one.previous.saturating_add(other.previous),
+        }
+    }
+
+    pub(super) fn sum(&self, now: u64) -> u64 {
         let at = self.at(Self::epoch(now));
         let left = u128::from(EPOCH - now % EPOCH);
         let previous = u128::from(at.previous) * left / u128::from(EPOCH);

@@ -128,6 +128,8 @@ pub(crate) struct FairQueue<T> {
     /// Where virtual time would be if the service of all competing tenants together had moved it since requests
     /// began to wait: `P`.
     pace: u128,
+    /// Virtual time when requests began to wait.
+    began_to_wait: u128,
     /// The service of which `pace` does not know yet.
     used: u64,
     /// The waiter whose arrival counts as 0 in the order of who is next.
@@ -327,6 +329,7 @@ impl<T> FairQueue<T> {
             running: 0,
             weight_waiting: 0,
             pace: 0,
+            began_to_wait: 0,
             used: 0,
             first_arrival: 0,
             estimate: 0,
@@ -606,6 +609,29 @@ impl<T> FairQueue<T> {
         used
     }
 
+    /// A request has ended that the queue knows nothing of, because nobody waited when it began. It took so long, and its
+    /// tenant is charged for the part of that in which others waited.
+    #[inline]
+    pub(crate) fn finish_uncharged(&mut self, tenant: u32, took: u64, charged: u64) {
+        let took = took.max(1);
+        learn(&mut self.tenants[tenant as usize].estimate, took);
+        learn(&mut self.estimate, took);
+        if charged > 0 {
+            self.used = self.used.saturating_add(charged);
+            self.charge_late(tenant, charged);
+        }
+    }
+
+    /// Charges a tenant for service that it had while others waited, of which the queue knew nothing: from where the
+    /// others were when they began to wait.
+    #[cold]
+    pub(crate) fn charge_late(&mut self, id: u32, charged: u64) {
+        let began = self.began_to_wait;
+        let tenant = &mut self.tenants[id as usize];
+        tenant.tag = tenant.tag.max(began);
+        self.settle_arrears(id, charged, STEP_BEHIND);
+    }
+
     /// The service failed with a rejection from further in: its tenant is charged what that took. Nothing is learned,
     /// because the service may have done nothing of what the next request will make it do.
     #[inline(never)]
@@ -853,6 +879,7 @@ impl<T> FairQueue<T> {
     fn note_waiter(&mut self, id: u32) {
         if self.waiting == 0 {
             (self.pace, self.used) = (self.virtual_time, 0);
+            self.began_to_wait = self.virtual_time;
         }
         self.waiting += 1;
         let tenant = &mut self.tenants[id as usize];

@@ -64,6 +64,7 @@ pub(crate) fn refusals(layer: &'static str, reason: Option<Reason>, news: News) 
 }
 
 /// A limit that a law has moved, or somebody by hand.
+#[derive(Debug)]
 pub(crate) struct LimitMoved {
     pub(crate) from: usize,
     pub(crate) to: usize,

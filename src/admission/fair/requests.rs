@@ -1,0 +1,527 @@
+//! How requests come to a fair gate, wait, start and end.
+//!
+//! ```text
+//! arrive ─── nobody waits, and a permit is free ───────────────────────────► admitted ─► end
+//!    │                                                                          ▲
+//!    └► enter ─► waits in a seat ─► the gate hands it a permit ─► look ─────────┘
+//!                   │                                              │
+//!                   └─► leave, or expire                           └─► rejected
+//! ```
+
+use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
+
+use super::{Age, Fair, Grant, Rejection, Seat, State, Uncharged};
+use crate::{
+    BoxError, Overloaded, Reason,
+    admission::{
+        fingerprint::Fingerprint,
+        foreign::Foreign,
+        gate::{Gate, Slow},
+        room::{Room, Wakes},
+        tenants::{ANONYMOUS, ask_weight, check_name},
+    },
+    algorithm::fair_queue::Ticket,
+    clock::Now,
+    observe::events,
+    sync::{MutexGuard, lock},
+};
+
+/// If so many were served and none of them had a tenant, none will.
+const ENOUGH: u64 = 100;
+
+/// A request that has come and has to wait. The number of its tenant stays until the request is gone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(super) tenant: u32,
+    pub(super) cost: NonZeroU32,
+    pub(super) at: u64,
+    /// How old it was when it came, in nanoseconds.
+    pub(super) older: u64,
+}
+
+/// What a request that has come may do.
+pub(crate) enum Arrived {
+    /// It has a permit.
+    Goes(Grant),
+    Waits(Arrival),
+    Rejected(Box<Overloaded>),
+}
+
+/// A request that waits, or waited.
+pub(crate) struct Entered {
+    pub(crate) seat: u32,
+    /// Whether it is known by now what becomes of it.
+    pub(crate) is_decided: bool,
+    /// Who is to be woken when the seat has an owner.
+    pub(crate) after: After,
+}
+
+/// What became of a request that waits.
+pub(crate) enum Fate {
+    Waits,
+    /// It has a permit.
+    Goes(Grant),
+    Rejected(Box<Overloaded>),
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Served,
+    /// A layer further in rejected it, before the service was called.
+    Refused,
+    /// The service was called, and failed with a rejection that came from further in.
+    ServiceRefused,
+    /// It was not sent at all.
+    NotSent,
+}
+
+impl End {
+    /// Of a request that was sent, and ended with this error.
+    pub(crate) fn of(error: &BoxError) -> Self {
+        match Overloaded::find(error.as_ref()) {
+            None => Self::Served,
+            Some(rejection) if rejection.rejected_here() => Self::Refused,
+            Some(_) => Self::ServiceRefused,
+        }
+    }
+}
+
+/// What is to be done after the lock is released.
+#[must_use]
+pub(crate) struct After {
+    wakes: Wakes,
+    /// More waiters may go than could be granted a permit under one lock.
+    settles: bool,
+}
+
+impl After {
+    /// Not under a lock.
+    pub(crate) fn run(self, gate: &Gate<Fair>) {
+        if self.settles {
+            let mut foreign = Foreign::default();
+            foreign.run(|| self.wakes.wake());
+            foreign.run(|| gate.settle());
+            foreign.finish();
+        } else {
+            self.wakes.wake();
+        }
+    }
+}
+
+impl Gate<Fair> {
+    /// A request comes, of this age, which starts at once or is to [enter](Self::enter) the room.
+    #[inline]
+    pub(crate) fn arrive(
+        &self,
+        name: Option<&str>,
+        cost: NonZeroU32,
+        age: u64,
+        now: u64,
+    ) -> Arrived {
+        if name.is_none() && age == 0 && self.published.is(now) {
+            // Before the permit is taken: who comes to wait after that is waited for.
+            let busy = self.published.busy();
+            if self.try_admit_below(self.published.below()) {
+                return Arrived::Goes(Grant::Uncharged(Uncharged {
+                    tenant: ANONYMOUS,
+                    cost,
+                    began: now,
+                    busy,
+                    is_counted: false,
+                }));
+            }
+        }
+        self.ask(name, cost, age, now)
+    }
+
+    #[inline(never)]
+    fn ask(&self, name: Option<&str>, cost: NonZeroU32, age: u64, now: u64) -> Arrived {
+        let named = name.and_then(|name| Some((self.key(name)?, name)));
+        let mut slow = lock(&self.slow);
+        let mut weight = None;
+        if slow.room.tenants.asks_weights() {
+            (slow, weight) = self.ask_weight(slow, named.as_ref());
+        }
+        let Fair { tenants, queue, .. } = &mut slow.room;
+        let arrival = Arrival {
+            tenant: tenants.attach(queue, named, weight),
+            cost,
+            at: now,
+            older: age,
+        };
+        let mut wakes = Wakes::default();
+        let arrived = match self.decide(&mut slow, &arrival, &mut wakes) {
+            Ok(Some(grant)) => Arrived::Goes(grant),
+            Ok(None) => Arrived::Waits(arrival),
+            Err(rejection) => {
+                let rejected = self.reject(&mut slow, arrival.tenant, rejection, now);
+                slow.room.tenants.detach(arrival.tenant);
+                Arrived::Rejected(rejected)
+            }
+        };
+        slow.room.publish(&self.published);
+        drop(slow);
+        if let Arrived::Rejected(rejected) = &arrived {
+            self.bounds.report(rejected.reason());
+        }
+        match wakes.is_empty() {
+            true => arrived,
+            false => self.tell(arrived, wakes),
+        }
+    }
+
+    /// Tells the log, which is foreign. If it panics, the request is gone.
+    #[cold]
+    fn tell(&self, arrived: Arrived, wakes: Wakes) -> Arrived {
+        let mut foreign = Foreign::default();
+        foreign.run(|| wakes.wake());
+        if !foreign.has_panicked() {
+            return arrived;
+        }
+        match arrived {
+            Arrived::Goes(grant) => self.end(grant, End::NotSent, &mut Now::default()),
+            Arrived::Waits(arrival) => self.depart(&arrival),
+            Arrived::Rejected(_) => {}
+        }
+        foreign.finish();
+        Arrived::Rejected(not_told())
+    }
+
+    /// Starts a request, lets it wait (`None`), or rejects it.
+    #[inline]
+    fn decide(
+        &self,
+        slow: &mut Slow<Fair>,
+        arrival: &Arrival,
+        wakes: &mut Wakes,
+    ) -> Result<Option<Grant>, Rejection> {
+        let &Arrival {
+            tenant,
+            cost,
+            at: now,
+            older: age,
+        } = arrival;
+        let word = self.load();
+        if word.is_open() && slow.room.queue.may_run(tenant) {
+            let in_flight = word.in_flight();
+            let scene = self.scene(slow, in_flight, in_flight, now);
+            let room = &mut slow.room;
+            let is_judged = !room.is_quiet(&scene, age);
+            if is_judged {
+                room.ages.note_trial();
+                room.ages.roll(&scene, wakes);
+                let age = Age {
+                    all: age,
+                    own: 0,
+                    oldest: room.oldest_that_may_run(now),
+                };
+                let judged = room.ages.judge(&scene, &age);
+                judged.map_err(|reason| Rejection::by_age(reason, age))?;
+            }
+            if self.try_admit_below(usize::MAX) {
+                return Ok(Some(room.start(tenant, cost, now)));
+            }
+            if is_judged {
+                room.ages.forget_one();
+            }
+        }
+        match slow.room.has_place(tenant, self.bounds.max_waiting()) {
+            true => Ok(None),
+            false => Err(Rejection::QUEUE_FULL),
+        }
+    }
+
+    /// Asks for the weight of a tenant that is not known yet, without the lock.
+    #[cold]
+    fn ask_weight<'a>(
+        &'a self,
+        slow: MutexGuard<'a, Slow<Fair>>,
+        named: Option<&(Fingerprint, &str)>,
+    ) -> (MutexGuard<'a, Slow<Fair>>, Option<u32>) {
+        let Some((key, name)) = named else {
+            return (slow, None);
+        };
+        let mut slow = slow;
+        while let Some(weight_of) = slow.room.tenants.must_ask_weight(key) {
+            drop(slow);
+            let weight = ask_weight(&weight_of, name);
+            slow = lock(&self.slow);
+            if slow.room.tenants.has_weight_of(&weight_of) {
+                return (slow, Some(weight));
+            }
+        }
+        (slow, None)
+    }
+
+    /// A request that has come waits from now on, if there is a place for it.
+    pub(crate) fn enter(
+        &self,
+        arrival: &Arrival,
+        waker: Waker,
+    ) -> Result<Entered, Box<Overloaded>> {
+        let now = self.clock.nanos(); // not under the lock
+        let mut wakes = Wakes::default();
+        let mut slow = lock(&self.slow);
+        if !(slow.room).has_place(arrival.tenant, self.bounds.max_waiting()) {
+            let rejected = self.reject(&mut slow, arrival.tenant, Rejection::QUEUE_FULL, now);
+            drop(slow);
+            drop(waker);
+            self.bounds.report(rejected.reason());
+            return Err(rejected);
+        }
+        let word = self.load();
+        let scene = self.scene(&slow, word.in_flight(), word.in_flight(), now);
+        let room = &mut slow.room;
+        room.ages.note_trial();
+        room.ages.roll(&scene, &mut wakes);
+        if !word.has_room() {
+            room.ages.note_waiting(now);
+        }
+        let seat = room.push(arrival, waker, &scene, &mut wakes);
+        let settles = self.grant_free(&mut slow, now, &mut wakes);
+        let is_decided = !matches!(slow.room.seats[seat].state, State::Waits(_));
+        slow.room.publish(&self.published);
+        drop(slow);
+        let after = After { wakes, settles };
+        Ok(Entered {
+            seat,
+            is_decided,
+            after,
+        })
+    }
+
+    /// What became of a request that waits. As long as nothing has, `waker` is the one that is woken when it does.
+    pub(crate) fn look(&self, arrival: &Arrival, seat: u32, waker: &Waker) -> Fate {
+        let mut fresh = None;
+        loop {
+            let mut slow = lock(&self.slow);
+            let waits = &mut slow.room.seats[seat];
+            if !matches!(waits.state, State::Waits(_)) {
+                return self.take_fate(slow, arrival, seat);
+            }
+            if waits.waker.will_wake(waker) {
+                return Fate::Waits;
+            }
+            if let Some(fresh) = fresh.take() {
+                let old = mem::replace(&mut waits.waker, fresh);
+                drop(slow);
+                drop(old);
+                return Fate::Waits;
+            }
+            drop(slow);
+            fresh = Some(waker.clone()); // not under the lock
+        }
+    }
+
+    /// A request has waited as long as it may: it is rejected, unless it is decided already what becomes of it.
+    pub(crate) fn expire(&self, arrival: &Arrival, seat: u32) -> Fate {
+        let now = self.clock.nanos();
+        let mut slow = lock(&self.slow);
+        let State::Waits(ticket) = slow.room.seats[seat].state else {
+            return self.take_fate(slow, arrival, seat);
+        };
+        self.cancel(&mut slow, arrival, &ticket, now);
+        let waker = slow.room.seats.remove(seat).waker;
+        let rejected = self.reject(&mut slow, arrival.tenant, Rejection::TIMED_OUT, now);
+        slow.room.tenants.detach(arrival.tenant);
+        slow.room.publish(&self.published);
+        drop(slow);
+        drop(waker);
+        self.bounds.report(rejected.reason());
+        Fate::Rejected(rejected)
+    }
+
+    /// Of a request for which it is decided.
+    fn take_fate(
+        &self,
+        mut slow: MutexGuard<'_, Slow<Fair>>,
+        arrival: &Arrival,
+        seat: u32,
+    ) -> Fate {
+        match slow.room.seats.remove(seat).state {
+            State::Goes(charge) => Fate::Goes(Grant::Charged(charge)),
+            State::Rejected(rejection) => {
+                let now = self.clock.nanos();
+                let rejected = self.rejection(&mut slow, arrival.tenant, rejection, now);
+                slow.room.tenants.detach(arrival.tenant);
+                slow.room.publish(&self.published);
+                drop(slow);
+                self.bounds.report(rejection.reason);
+                Fate::Rejected(rejected)
+            }
+            State::Waits(_) => unreachable!("it is decided"),
+        }
+    }
+
+    /// A request that waits is gone, or one that was granted a permit and has not picked it up.
+    pub(crate) fn leave(&self, arrival: &Arrival, seat: u32) {
+        let now = self.clock.nanos();
+        let mut slow = lock(&self.slow);
+        let Seat { state, waker, .. } = slow.room.seats.remove(seat);
+        match state {
+            State::Goes(charge) => {
+                // Its waker was taken when it was granted a permit.
+                return self.release_granted(slow, Grant::Charged(charge), End::NotSent, now);
+            }
+            State::Waits(ticket) => self.cancel(&mut slow, arrival, &ticket, now),
+            State::Rejected(_) => {}
+        }
+        slow.room.tenants.detach(arrival.tenant);
+        slow.room.publish(&self.published);
+        drop(slow);
+        drop(waker);
+    }
+
+    /// A waiter gives up.
+    fn cancel(&self, slow: &mut Slow<Fair>, arrival: &Arrival, ticket: &Ticket, now: u64) {
+        slow.room.cancel(ticket, now);
+        self.bounds.waits.record(now.saturating_sub(arrival.at));
+        self.note_left(slow);
+    }
+
+    /// A request that came, but never waited, is gone.
+    pub(crate) fn depart(&self, arrival: &Arrival) {
+        let mut slow = lock(&self.slow);
+        slow.room.tenants.detach(arrival.tenant);
+        slow.room.publish(&self.published);
+    }
+
+    /// Whether nobody waited while an admitted request was in flight, and the room need not be told that it is over.
+    #[inline]
+    pub(crate) fn passes(&self, grant: &Grant) -> bool {
+        match grant {
+            Grant::Uncharged(request) => {
+                !request.is_counted
+                    && request.busy == self.published.busy()
+                    && !self.load().queued()
+            }
+            Grant::Charged(_) => false,
+        }
+    }
+
+    /// How much service an admitted request has had by now.
+    #[inline]
+    pub(crate) fn used(&self, grant: &Grant, now: &mut Now) -> u64 {
+        let now = self.clock.nanos_at(now);
+        match grant {
+            Grant::Uncharged(request) => request.used(now),
+            Grant::Charged(charge) => charge.used(now),
+        }
+    }
+
+    /// An admitted request is over: its permit goes on to the waiter that is next.
+    pub(crate) fn end(&self, grant: Grant, end: End, now: &mut Now) {
+        let now = self.clock.nanos_at(now);
+        self.release_granted(lock(&self.slow), grant, end, now);
+    }
+
+    fn release_granted(
+        &self,
+        mut slow: MutexGuard<'_, Slow<Fair>>,
+        grant: Grant,
+        end: End,
+        now: u64,
+    ) {
+        let completed = u64::from(end != End::NotSent);
+        let mut wakes = Wakes::default();
+        slow.room.settle(grant, end, now);
+        let all_anonymous = slow.room.all_anonymous();
+        let handed_over = self.pass_on(&mut slow, completed, now, &mut wakes);
+        // It may have been all that its tenant may have in flight: then a waiter can be next that could not before.
+        let news = slow.room.has_next() && !self.load().queued();
+        let settles = news && self.grant_free(&mut slow, now, &mut wakes);
+        slow.room.publish(&self.published);
+        drop(slow);
+        let simple = handed_over && !settles && all_anonymous.is_none();
+        match simple {
+            true => wakes.wake(),
+            false => self.release_rest(
+                completed,
+                handed_over,
+                After { wakes, settles },
+                all_anonymous,
+            ),
+        }
+    }
+
+    fn release_rest(
+        &self,
+        completed: u64,
+        handed_over: bool,
+        after: After,
+        all_anonymous: Option<u64>,
+    ) {
+        if after.wakes.is_empty() && !after.settles && all_anonymous.is_none() {
+            return self.free(completed);
+        }
+        let mut foreign = Foreign::default();
+        if !handed_over {
+            foreign.run(|| self.free(completed));
+        }
+        foreign.run(|| after.run(self));
+        if let Some(served) = all_anonymous {
+            foreign.run(|| events::all_anonymous(self.bounds.name(), served));
+        }
+        foreign.finish();
+    }
+
+    /// A name that is empty or too long is none.
+    pub(super) fn key(&self, name: &str) -> Option<Fingerprint> {
+        check_name(name).ok()?;
+        Some(self.published.fingerprints().of(name))
+    }
+
+    /// Counts a rejection, and makes it.
+    fn reject(
+        &self,
+        slow: &mut Slow<Fair>,
+        tenant: u32,
+        rejection: Rejection,
+        now: u64,
+    ) -> Box<Overloaded> {
+        slow.room
+            .count_rejection(tenant, rejection.reason, &self.bounds);
+        self.rejection(slow, tenant, rejection, now)
+    }
+
+    /// Where the age does not tell when to come back, it is when all that the tenant has waiting is served, at its share
+    /// of the rate at which requests were served lately.
+    fn rejection(
+        &self,
+        slow: &mut Slow<Fair>,
+        tenant: u32,
+        Rejection { reason, age }: Rejection,
+        now: u64,
+    ) -> Box<Overloaded> {
+        let retry_after = match age {
+            Some(age) => age.retry_after(),
+            None => {
+                let own = u64::from(slow.room.queue.state(tenant).waiting) + 1;
+                let ahead = own.saturating_mul(slow.room.queue.parts(tenant));
+                let completed = self.completed_by(slow);
+                (slow.drain_rate).wait(Duration::from_nanos(now), completed, ahead)
+            }
+        };
+        Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+}
+
+/// Nobody sees it: a panic goes on.
+#[cold]
+fn not_told() -> Box<Overloaded> {
+    Box::new(Overloaded::new("edge", Reason::NotReady, Duration::ZERO))
+}
+
+impl Fair {
+    /// How many were served, if none of them had a tenant although there are weights for some. Says so once.
+    #[inline]
+    pub(super) fn all_anonymous(&mut self) -> Option<u64> {
+        if self.told_anonymous || !self.tenants.lacks_names() {
+            return None;
+        }
+        let served = self.tenants.served_anonymous();
+        self.told_anonymous = served >= ENOUGH;
+        self.told_anonymous.then_some(served)
+    }
+}
