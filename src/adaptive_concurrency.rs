@@ -244,10 +244,6 @@ impl<C, H> AdaptiveConcurrencyLayer<C, H> {
         }
     }
 
-    pub(crate) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
-    }
-
     /// A handle on this limit.
     pub fn handle(&self) -> Handle {
         Handle {

@@ -208,10 +208,6 @@ impl<E, H> CoDelLayer<E, H> {
         self
     }
 
-    pub(crate) fn gate(&self) -> &AgeGate {
-        &self.gate
-    }
-
     /// A handle on this law.
     pub fn handle(&self) -> Handle {
         Handle {

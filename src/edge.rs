@@ -11,22 +11,24 @@
 //! # let _ = (app, handle);
 //! ```
 //!
-//! # What is in it
-//! From the outside in:
+//! # What it does
+//! An edge is one gate with a waiting room:
 //!
-//! | layer | with | does |
+//! | part | set by | does |
 //! | --- | --- | --- |
-//! | [`OverloadResponseLayer`] | [`response`](Edge::response) | answers what the others refuse |
-//! | [`WfqLayer`] | [`tenant`](Edge::tenant), [`wfq`](Edge::wfq) | notes when a request came, and takes turns between tenants; requests wait here |
-//! | [`CoDelLayer`] | [`codel`](Edge::codel) | refuses what has waited too long |
-//! | [`AdaptiveConcurrencyLayer`] | [`adaptive`](Edge::adaptive) | finds out how much the service can do |
-//! | [`LoadShedLayer`](crate::LoadShedLayer) | | refuses what the service itself is not ready for |
+//! | limit | [`adaptive`](Edge::adaptive), [`law`](Edge::law) | finds out how many requests the service can work on at once, as an [`AdaptiveConcurrencyLayer`](crate::AdaptiveConcurrencyLayer) does |
+//! | order | [`tenant`](Edge::tenant), [`cost`](Edge::cost), [`wfq`](Edge::wfq) | when a permit is free, gives it to the tenant that has had the least service for its weight, as a [`WfqLayer`](crate::WfqLayer) does |
+//! | age | [`codel`](Edge::codel) | while a queue stands, rejects what has waited too long, as a [`CoDelLayer`](crate::CoDelLayer) does |
+//! | service | | what the service itself is not ready for is rejected, as by a [`LoadShedLayer`](crate::LoadShedLayer) |
+//! | answers | [`response`](Edge::response) | a rejected request gets the response that its protocol expects, from an [`OverloadResponseLayer`] |
+//!
+//! All of it is decided at one moment: when a permit is free, and the gate looks who is next.
 //!
 //! A request that waits is served or rejected within a [second](Edge::max_wait), whatever the service does: admission by
-//! age rejects when places get free, and a timer does it where the service hangs.
+//! age rejects when a permit is free, and a timer does it where the service hangs.
 //!
 //! The age of a request counts from when it gets here, or from its [`SubmittedAt`](crate::SubmittedAt) if
-//! it has been stamped further out; a stamp of its own would say no more than the fair queue knows.
+//! it has been stamped further out; a stamp of its own would say no more than the gate knows.
 //!
 //! # Tenants
 //! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a
@@ -40,7 +42,7 @@
 //!
 //! ```
 //! use tonic::{Request, Status, service::InterceptorLayer, transport::Server};
-//! use tower_backpressure::{WfqConfig, WfqLayer, edge, wfq::{FromExtension, TenantId}};
+//! use tower_backpressure::{WfqConfig, edge, wfq::TenantId};
 //!
 //! fn authenticate(mut request: Request<()>) -> Result<Request<()>, Status> {
 //!     let token = request.metadata().get("authorization").and_then(|token| token.to_str().ok());
@@ -55,13 +57,13 @@
 //! let config = WfqConfig::default().weight("acme", 10);
 //! let server = Server::builder()
 //!     .layer(InterceptorLayer::new(authenticate)) // first, so outermost
-//!     .layer(edge().wfq(WfqLayer::new(config, FromExtension)));
+//!     .layer(edge().wfq(config));
 //! # let _ = server;
 //! ```
 //!
 //! In axum the layer that is added *last* is the outermost: `Router::layer(edge()).layer(authenticate)`. A queue that has
 //! weights, and in which none of a hundred requests had a tenant, says so in the log, once;
-//! [`wfq::Snapshot::anonymous`](crate::wfq::Snapshot::anonymous) counts them.
+//! [`Snapshot::anonymous`] counts them.
 //!
 //! # Requests and responses
 //! It is for HTTP and gRPC services: responses tell successes from failures by their
@@ -77,7 +79,10 @@
 //! and wait for another of the same limit. Debug builds panic where that happens, with a message that says so. In
 //! release builds such a request is rejected after [`max_wait`](Edge::max_wait).
 
-mod gates;
+mod admitted;
+mod handle;
+mod service;
+mod waiting;
 
 use std::{
     convert::Infallible,
@@ -91,55 +96,83 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::gates::{Admission, Held, LongWay, Parts};
-pub use self::gates::{Gates, GatesFuture, GatesService};
+use self::{
+    admitted::{Admitted, Holding},
+    service::Admission,
+};
+pub use self::{
+    handle::{AgeSnapshot, Handle, Permit, Snapshot},
+    service::{Gates, GatesFuture, GatesService},
+};
 use crate::{
-    AdaptiveConcurrencyLayer, BoxError, ByStatus, Classify, Clock, CoDelConfig, CoDelLayer,
-    ConfigError, Hold, OverloadResponseLayer, Permit, ShadowLayer, UntilBodyEnd, UntilResponse,
-    WfqLayer, adaptive_concurrency,
+    BoxError, Clock, CoDelConfig, ConfigError, Hold, OverloadResponseLayer, ShadowLayer,
+    UntilBodyEnd, UntilResponse, WfqConfig,
+    adaptive_concurrency::Limit,
     admission::{
+        gate::Gate,
+        governor::Governor,
         hand_back,
         handover::{Handover, can_be},
     },
-    codel,
-    config::EdgeConfig,
-    hold::HoldKind,
+    config::{AdaptiveConcurrencyConfig, EdgeConfig},
     respond::{Caller, OverloadBody, OverloadResponseFuture, is_unread},
-    wfq::{self, ExtractTenant, FromExtension, Running},
+    sync::Arc,
+    wfq::{ExtractTenant, FromExtension, WithCost},
 };
 
 /// The recommended stack, with what suits most servers. See the [module](mod@self) for what is in it.
 pub fn edge() -> Edge {
-    let EdgeConfig {
-        wfq,
-        codel,
-        adaptive,
-    } = EdgeConfig::default();
-    let clock = Clock::default(); // one for all: what time it is, is worked out once
-    Edge {
-        response: OverloadResponseLayer::new(),
-        gates: Gates::new(Parts {
-            wfq: WfqLayer::new(wfq.clock(clock.clone()), FromExtension),
-            codel: CoDelLayer::with_clock(codel, clock.clone()),
-            adaptive: AdaptiveConcurrencyLayer::named_with_clock(adaptive.law, clock)
-                .classify(ByStatus),
-        }),
-    }
+    Edge::with_clock(Clock::default())
 }
 
 /// The whole stack as one layer. Made by [`edge`](fn@edge).
 ///
 /// `E` finds a request's tenant. `H` says how long a request counts as in flight.
-pub struct Edge<E = FromExtension, H: HoldKind = UntilResponse> {
+///
+/// Settings can be made in any order, and each leaves the others as they are. They are the stack's, not the layer value's:
+/// a [handle](Self::handle) that was taken before sees them too.
+pub struct Edge<E = FromExtension, H = UntilResponse> {
     response: OverloadResponseLayer,
     gates: Gates<E, H>,
 }
 
-impl<E> Edge<E> {
-    /// Finds tenants this way, see [`ExtractTenant`]. Weights and bounds stay as they are.
-    pub fn tenant<E2>(self, extract: E2) -> Edge<E2> {
-        let wfq = self.gates.parts().wfq.extract(extract);
-        self.wfq(wfq)
+impl Edge {
+    /// As [`edge`](fn@edge), with a clock of its own.
+    pub fn with_clock(clock: Clock) -> Self {
+        let EdgeConfig {
+            wfq,
+            codel,
+            adaptive,
+        } = EdgeConfig::default();
+        let ages = codel.settings().expect("the default is allowed");
+        let governor = Governor::named(adaptive.law, clock.clone());
+        let gate = Gate::fair("edge", wfq, ages, governor, clock);
+        Self {
+            response: OverloadResponseLayer::new(),
+            gates: Gates::new(Arc::new(gate), Arc::new(FromExtension)),
+        }
+    }
+}
+
+impl<E, H> Edge<E, H> {
+    /// Finds tenants this way, see [`ExtractTenant`]. What requests [cost](Self::cost) is to be said after that.
+    pub fn tenant<E2>(self, extract: E2) -> Edge<E2, H> {
+        self.extract(Arc::new(extract))
+    }
+
+    /// What requests cost, where that is not only a matter of how long they take: `cost` is a
+    /// `Fn(&Request) -> NonZeroU32`. One of cost 2 counts for as much as two that take as long.
+    pub fn cost<C>(self, cost: C) -> Edge<WithCost<E, C>, H> {
+        let extract = Arc::clone(&self.gates.shared().extract);
+        self.extract(Arc::new(WithCost { extract, cost }))
+    }
+
+    fn extract<E2>(self, extract: Arc<E2>) -> Edge<E2, H> {
+        let gate = Arc::clone(&self.gates.shared().gate);
+        Edge {
+            response: self.response,
+            gates: Gates::new(gate, extract),
+        }
     }
 
     /// No request waits longer than this; one that has is rejected, by a timer, whatever the service does. The default
@@ -153,15 +186,11 @@ impl<E> Edge<E> {
     /// # let _ = patient;
     /// ```
     pub fn max_wait(self, max_wait: impl Into<Option<Duration>>) -> Self {
-        self.gates
-            .parts()
-            .wfq
-            .handle()
-            .set_max_wait(max_wait.into());
+        self.handle().set_max_wait(max_wait.into());
         self
     }
 
-    /// With what this config says. All parts that there are by now are changed.
+    /// With what this config says. All parts are changed.
     ///
     /// ```
     /// use http::Request;
@@ -183,37 +212,69 @@ impl<E> Edge<E> {
     /// If a field's value is not allowed.
     pub fn configured(self, config: &EdgeConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        (self.gates.parts().adaptive).start_over(&config.adaptive)?;
+        let gate = &self.gates.shared().gate;
+        let bounds = config.adaptive.bounds()?;
+        gate.governor().restart(gate, bounds);
         self.handle().apply(config)?;
         Ok(self)
     }
 
-    /// With this fair queue, for weights and bounds of its own.
-    pub fn wfq<E2>(self, wfq: WfqLayer<E2>) -> Edge<E2> {
-        self.change(
-            |Parts {
-                 codel, adaptive, ..
-             }| Parts {
-                wfq,
-                codel,
-                adaptive,
-            },
-        )
+    /// With these weights of tenants, and bounds for what waits. The clock stays that of the edge.
+    ///
+    /// # Panics
+    /// If a field's value is not allowed: see [`WfqConfig::check`].
+    pub fn wfq(self, config: WfqConfig) -> Self {
+        if let Err(error) = config.check() {
+            panic!("Edge::wfq: {error}");
+        }
+        self.gates.shared().gate.set_tenants(&config);
+        self
     }
 
     /// With this admission by age.
     ///
     /// # Panics
-    /// As [`CoDelLayer::new`].
+    /// As [`CoDelLayer::new`](crate::CoDelLayer::new).
     pub fn codel(self, config: CoDelConfig) -> Self {
-        let codel = CoDelLayer::with_clock(config, self.clock());
-        self.change(|parts| Parts { codel, ..parts })
+        match config.settings() {
+            Ok(settings) => self.gates.shared().gate.set_ages(settings),
+            Err(error) => panic!("Edge::codel: {error}"),
+        }
+        self
     }
 
-    /// With this adaptive limit, for bounds or a law of its own.
-    pub fn adaptive(self, adaptive: AdaptiveConcurrencyLayer) -> Self {
-        let adaptive = adaptive.classify(ByStatus);
-        self.change(|parts| Parts { adaptive, ..parts })
+    /// With this law and these bounds of the limit, starting over. What the config says of waiting does not apply: see
+    /// [`wfq`](Self::wfq).
+    ///
+    /// # Panics
+    /// If a field's value is not allowed: see [`AdaptiveConcurrencyConfig::check`].
+    pub fn adaptive(self, config: AdaptiveConcurrencyConfig) -> Self {
+        let bounds = match config.bounds() {
+            Ok(bounds) => bounds,
+            Err(error) => panic!("Edge::adaptive: {error}"),
+        };
+        let gate = &self.gates.shared().gate;
+        (gate.governor()).set_law(gate, config.law, bounds, config.pinned);
+        gate.governor().restart(gate, bounds);
+        self
+    }
+
+    /// With a law of your own for the limit.
+    pub fn law(self, limit: impl Limit) -> Self {
+        let gate = &self.gates.shared().gate;
+        gate.governor().replace_law(gate, limit);
+        self
+    }
+
+    /// From `min` to `max` requests in flight, starting over with `initial`. A limit above 16 777 215 is held at that.
+    ///
+    /// # Panics
+    /// Unless 1 ≤ `min` ≤ `initial` ≤ `max`.
+    pub fn limits(self, min: usize, initial: usize, max: usize) -> Self {
+        let bounds = crate::adaptive_concurrency::Bounds::new(min, initial, max);
+        let gate = &self.gates.shared().gate;
+        gate.governor().restart(gate, bounds);
+        self
     }
 
     /// With these answers.
@@ -222,48 +283,27 @@ impl<E> Edge<E> {
         self
     }
 
-    /// Counts a request as in flight in the adaptive limit, and as served by the fair queue, until its
-    /// response's body ends, fails or is dropped. See [`hold`](crate::hold). It comes last.
+    /// A name of its own, for [`Overloaded::layer`](crate::Overloaded::layer) and metrics. The first name given stays.
+    pub fn name(self, name: &'static str) -> Self {
+        self.gates.shared().gate.bounds.set_name(name);
+        self
+    }
+
+    /// Counts a request as in flight, and as served, until its response's body ends, fails or is dropped. See
+    /// [`hold`](crate::hold).
     pub fn hold_until_body_end(self) -> Edge<E, UntilBodyEnd> {
-        self.change(|parts| Parts {
-            wfq: parts.wfq.hold_until_body_end(),
-            codel: parts.codel,
-            adaptive: parts.adaptive.hold_until_body_end(),
-        })
-    }
-
-    /// Tokio's, as its parts have it unless they are given another: the admission by age cannot be.
-    fn clock(&self) -> Clock {
-        self.gates.parts().codel.gate().clock()
-    }
-
-    fn change<E2, H: HoldKind>(
-        self,
-        change: impl FnOnce(Parts<E, UntilResponse>) -> Parts<E2, H>,
-    ) -> Edge<E2, H> {
         Edge {
             response: self.response,
-            gates: Gates::new(change(self.gates.parts().clone())),
+            gates: self.gates.held(),
         }
     }
-}
 
-impl<E, H: HoldKind> Edge<E, H> {
-    /// Handles on its parts.
+    /// A handle on the whole stack.
     pub fn handle(&self) -> Handle {
-        let Parts {
-            wfq,
-            codel,
-            adaptive,
-        } = self.gates.parts();
-        Handle {
-            wfq: wfq.handle(),
-            codel: codel.handle(),
-            adaptive: adaptive.handle(),
-        }
+        Handle::new(Arc::clone(&self.gates.shared().gate))
     }
 
-    /// Only what decides: refusals are errors, for those who have their own way to answer.
+    /// Only what decides: rejections are errors, for those who have their own way to answer.
     ///
     /// ```
     /// use http::{Request, Response};
@@ -292,7 +332,7 @@ impl<E, H: HoldKind> Edge<E, H> {
     /// use tower_backpressure::edge;
     ///
     /// let trial = edge().shadow();
-    /// let handle = trial.handle(); // what would have been refused
+    /// let handle = trial.handle(); // what would have been rejected
     ///
     /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(trial);
     /// # let _ = (app, handle);
@@ -302,7 +342,7 @@ impl<E, H: HoldKind> Edge<E, H> {
     }
 }
 
-impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
+impl<S, E, H> Layer<S> for Edge<E, H> {
     type Service = EdgeService<S, E, H>;
 
     fn layer(&self, inner: S) -> Self::Service {
@@ -315,7 +355,7 @@ impl<S, E, H: HoldKind> Layer<S> for Edge<E, H> {
 
 /// A service behind an [`Edge`]: what [`OverloadResponse`](crate::OverloadResponse) around a [`GatesService`] would
 /// be, but that it looks at what a client speaks only if there may be something to tell it.
-pub struct EdgeService<S, E = FromExtension, H: HoldKind = UntilResponse> {
+pub struct EdgeService<S, E = FromExtension, H = UntilResponse> {
     gates: GatesService<S, E, H>,
     response: OverloadResponseLayer,
 }
@@ -325,17 +365,12 @@ where
     S: Service<Request<B>> + Clone,
     S::Error: Into<BoxError>,
     E: ExtractTenant<Request<B>>,
-    ByStatus: Classify<S::Response>,
-    H: HoldKind,
-    Held<E, H>: Hold<S::Response, Response = Response<C>>,
-    H::Of<Permit>: Hold<S::Response> + From<Permit>,
-    H::Of<Running>: Hold<<H::Of<Permit> as Hold<S::Response>>::Response, Response = Response<C>>
-        + From<Running>,
+    Holding<H>: Hold<S::Response, Response = Response<C>>,
     B: Body + 'static,
 {
     type Response = Response<OverloadBody<C>>;
     type Error = Infallible;
-    type Future = Answered<S::Future, LongWay<S, Request<B>, H>, E, H, B>;
+    type Future = OverloadResponseFuture<GatesFuture<S, S::Future, Request<B>, H>, B>;
 
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
@@ -346,18 +381,15 @@ where
     #[inline(never)]
     fn call(&mut self, request: Request<B>) -> Self::Future {
         match self.gates.admit(&request) {
-            Admission::Sent(held) => {
+            Admission::Sent(admitted) => {
                 if can_be::<S::Error>() && is_unread(&request) {
-                    return self.send_watched(request, held);
+                    return self.send_watched(request, admitted);
                 }
                 // Routers have errors of which there are no values: nothing has to be known to answer one.
                 let caller = can_be::<S::Error>().then(|| Caller::of(&request));
                 let handover = Handover::<S::Error>::begin();
-                let future = GatesFuture::sent(
-                    self.gates.inner.get_mut().call(request),
-                    held,
-                    handover.end(),
-                );
+                let future = self.gates.inner.get_mut().call(request);
+                let future = GatesFuture::sent(future, admitted, handover.end());
                 self.response.around(future, caller)
             }
             Admission::Waits(place) => {
@@ -370,17 +402,14 @@ where
     }
 }
 
-/// The future of a request whose rejection is answered.
-type Answered<F, W, E, H, B> = OverloadResponseFuture<GatesFuture<F, W, Held<E, H>>, B>;
-
-impl<S, E, H: HoldKind> EdgeService<S, E, H> {
+impl<S, E, H> EdgeService<S, E, H> {
     /// Sends a request that what is inside may reject yet: then its body is to be read.
     #[inline(never)] // out of the way of services that cannot fail
-    fn send_watched<B, W>(
+    fn send_watched<B>(
         &mut self,
         request: Request<B>,
-        held: Held<E, H>,
-    ) -> Answered<S::Future, W, E, H, B>
+        admitted: Admitted,
+    ) -> OverloadResponseFuture<GatesFuture<S, S::Future, Request<B>, H>, B>
     where
         S: Service<Request<B>>,
         B: Body + 'static,
@@ -389,12 +418,12 @@ impl<S, E, H: HoldKind> EdgeService<S, E, H> {
         let wanting = hand_back::want();
         let handover = Handover::<S::Error>::begin();
         let future = self.gates.inner.get_mut().call(request);
-        let future = GatesFuture::sent(future, held, handover.end());
+        let future = GatesFuture::sent(future, admitted, handover.end());
         self.response.around_watched(future, caller, wanting)
     }
 }
 
-impl<S: Clone, E, H: HoldKind> Clone for EdgeService<S, E, H> {
+impl<S: Clone, E, H> Clone for EdgeService<S, E, H> {
     fn clone(&self) -> Self {
         Self {
             gates: self.gates.clone(),
@@ -403,13 +432,13 @@ impl<S: Clone, E, H: HoldKind> Clone for EdgeService<S, E, H> {
     }
 }
 
-impl<S: fmt::Debug, E, H: HoldKind> fmt::Debug for EdgeService<S, E, H> {
+impl<S: fmt::Debug, E, H> fmt::Debug for EdgeService<S, E, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("EdgeService").field(&self.gates).finish()
     }
 }
 
-impl<E, H: HoldKind> Clone for Edge<E, H> {
+impl<E, H> Clone for Edge<E, H> {
     fn clone(&self) -> Self {
         Self {
             response: self.response.clone(),
@@ -418,34 +447,8 @@ impl<E, H: HoldKind> Clone for Edge<E, H> {
     }
 }
 
-impl<E, H: HoldKind> fmt::Debug for Edge<E, H> {
+impl<E, H> fmt::Debug for Edge<E, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Edge").field(&self.gates).finish()
-    }
-}
-
-/// Handles on the parts of an [`Edge`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Handle {
-    /// On the fair queue: who waits, who gets what.
-    pub wfq: wfq::Handle,
-    /// On the admission by age: whether a queue stands.
-    pub codel: codel::Handle,
-    /// On the adaptive limit: how many are in flight, and how many may be.
-    pub adaptive: adaptive_concurrency::Handle,
-}
-
-impl Handle {
-    /// Changes all parts to what this config says, as their own `apply` does: all of them, or, if one makes
-    /// no sense, none.
-    ///
-    /// # Errors
-    /// If it makes no sense; nothing changes. The field is named with its part: `codel.target`.
-    pub fn apply(&self, config: &EdgeConfig) -> Result<(), ConfigError> {
-        config.check()?;
-        self.wfq.apply(&config.wfq)?;
-        self.codel.apply(&config.codel)?;
-        self.adaptive.apply(&config.adaptive)
     }
 }

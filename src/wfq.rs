@@ -143,9 +143,9 @@ pub struct WfqLayer<E = FromExtension, H = UntilResponse<Running>> {
 }
 
 /// What all clones share, behind one pointer: servers clone a service for each request.
-pub(crate) struct Fair<E> {
-    pub(crate) gate: Arc<FairGate>,
-    pub(crate) extract: E,
+struct Fair<E> {
+    gate: Arc<FairGate>,
+    extract: Arc<E>,
 }
 
 impl<E> WfqLayer<E> {
@@ -158,17 +158,12 @@ impl<E> WfqLayer<E> {
         if let Err(error) = config.check() {
             panic!("WfqLayer::new: {error}");
         }
-        Self::with(Arc::new(FairGate::new(config)), extract)
+        Self::with(Arc::new(FairGate::new(config)), Arc::new(extract))
     }
 }
 
 impl<E, H> WfqLayer<E, H> {
-    /// The same queue, with tenants that are found in another way.
-    pub(crate) fn extract<E2>(&self, extract: E2) -> WfqLayer<E2, H> {
-        WfqLayer::with(Arc::clone(&self.fair.gate), extract)
-    }
-
-    fn with(gate: Arc<FairGate>, extract: E) -> Self {
+    fn with(gate: Arc<FairGate>, extract: Arc<E>) -> Self {
         Self {
             fair: Arc::new(Fair { gate, extract }),
             hold: PhantomData,
@@ -179,8 +174,8 @@ impl<E, H> WfqLayer<E, H> {
     /// `Fn(&Request) -> NonZeroU32`. One of cost 2 counts for as much as two that take as long.
     pub fn cost<C>(self, cost: C) -> WfqLayer<WithCost<E, C>, H> {
         let gate = Arc::clone(&self.fair.gate);
-        let fair = self.fair;
-        WfqLayer::with(gate, WithCost { fair, cost })
+        let extract = Arc::clone(&self.fair.extract);
+        WfqLayer::with(gate, Arc::new(WithCost { extract, cost }))
     }
 
     /// Counts an HTTP request's service until its response's body ends, fails or is dropped: for responses that
@@ -196,10 +191,6 @@ impl<E, H> WfqLayer<E, H> {
     pub fn name(self, name: &'static str) -> Self {
         self.fair.gate.bounds.set_name(name);
         self
-    }
-
-    pub(crate) fn fair(&self) -> &Fair<E> {
-        &self.fair
     }
 
     /// A handle on this queue.

@@ -116,10 +116,6 @@ impl AgeGate {
         }
     }
 
-    pub(crate) fn clock(&self) -> Clock {
-        self.clock.clone()
-    }
-
     /// Now, in the law's time.
     pub(crate) fn now(&self) -> u64 {
         self.clock.nanos()

@@ -22,7 +22,7 @@ use std::{mem, num::NonZeroU32, task::Waker};
 
 use self::ages::{Age, Ages};
 pub(crate) use self::{
-    requests::{Arrival, Arrived, End, Entered, Fate},
+    requests::{Arrival, Arrived, End, Fate},
     settings::Snapshot,
 };
 use super::{
@@ -108,6 +108,10 @@ pub(crate) struct Uncharged {
 impl Rejection {
     const QUEUE_FULL: Self = Self {
         reason: Reason::QueueFull,
+        age: None,
+    };
+    const AT_LIMIT: Self = Self {
+        reason: Reason::AtLimit,
         age: None,
     };
     const TIMED_OUT: Self = Self {

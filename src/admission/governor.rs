@@ -43,7 +43,7 @@ struct Law {
 pub(crate) struct Past {
     pub(crate) done: u64,
     /// What they used, in nanoseconds of one place.
-    pub(crate) recent: Recent,
+    pub(super) recent: Recent,
 }
 
 /// A law, asked for all at once: each call of a boxed one goes somewhere else in memory.
@@ -206,7 +206,7 @@ impl Governor {
     }
 
     /// The law starts over, with the limit that was pinned.
-    pub(crate) fn unpin(&self, gate: &Gate) {
+    pub(crate) fn unpin<R: Room>(&self, gate: &Gate<R>) {
         let mut law = lock(&self.law);
         if std::mem::take(&mut law.pinned) {
             let bounds = law.limit.bounds().starting_with(law.applied);
@@ -245,6 +245,15 @@ impl Governor {
             }
             None => self.apply(gate, law),
         }
+        drop(replaced); // it may be foreign
+    }
+
+    /// By this law from now on, within its own bounds.
+    pub(crate) fn replace_law<R: Room>(&self, gate: &Gate<R>, limit: impl Limit) {
+        let mut law = lock(&self.law);
+        let replaced = std::mem::replace(&mut law.limit, Box::new(limit));
+        law.named = None;
+        self.apply(gate, law);
         drop(replaced); // it may be foreign
     }
 

@@ -27,13 +27,6 @@ impl<T: Source + Clone + 'static> Parts for T {
     }
 }
 
-impl Parts for edge::Handle {
-    fn parts(&self) -> Vec<Box<dyn Source>> {
-        let (wfq, codel, adaptive) = (self.wfq.parts(), self.codel.parts(), self.adaptive.parts());
-        wfq.into_iter().chain(codel).chain(adaptive).collect()
-    }
-}
-
 impl Observe for adaptive_concurrency::Handle {}
 impl Observe for channel::Handle {}
 impl Observe for circuit_breaker::Handle {}
@@ -127,6 +120,47 @@ impl Source for wfq::Handle {
         samples.queue_wait(snapshot.waits);
         samples.level(&TENANTS, snapshot.tenants as f64);
         samples.count(&TENANT_OVERFLOW, snapshot.overflowed);
+    }
+}
+
+impl Source for edge::Handle {
+    fn name(&self) -> &'static str {
+        self.name()
+    }
+
+    fn collect(&self, samples: &mut Samples) {
+        let snapshot = self.snapshot();
+        let (permits, age) = (&snapshot.permits, &snapshot.age);
+        let rejected = permits.rejected;
+        samples.requests(
+            permits.admitted,
+            [
+                (Reason::AtLimit, rejected.at_limit),
+                (Reason::QueueFull, rejected.queue_full),
+                (Reason::WaitTimeout, rejected.wait_timeout),
+                (Reason::TooOld, rejected.too_old),
+            ],
+        );
+        samples.limit(permits.limit, permits.in_flight, permits.peak_in_flight);
+        samples.limit_bounds(snapshot.bounds.min(), snapshot.bounds.max());
+        samples.level(&LIMIT_PINNED, snapshot.pinned.into());
+        if let Some(baseline) = snapshot.learned.baseline {
+            samples.level(&MIN_RTT, baseline.as_secs_f64());
+        }
+        samples.queue(permits.waiting, permits.oldest_wait);
+        samples.queue_wait(permits.waits);
+        samples.count(&REFUSED_INSIDE, snapshot.refused);
+        samples.level(&TENANTS, snapshot.tenants as f64);
+        samples.count(&TENANT_OVERFLOW, snapshot.overflowed);
+        samples.count_by(&LIMIT_MOVES, "narrowed", age.narrowings);
+        samples.count_by(&LIMIT_MOVES, "widened", age.widenings);
+        samples.count_by(&LIMIT_MOVES, "undone", age.undone);
+        samples.level(&OVERLOADED, age.overloaded.into());
+        samples.level(&LOAD, f64::from(age.load_percent) / 100.0);
+        samples.level(&OVER_TARGET, age.over_target);
+        if let Some(p95) = age.p95 {
+            samples.level(&AGE_P95, p95.as_secs_f64());
+        }
     }
 }
 

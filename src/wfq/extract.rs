@@ -4,7 +4,6 @@ use std::{borrow::Cow, fmt, num::NonZeroU32};
 
 use http::{Extensions, HeaderMap, HeaderName, Method, Request, Uri};
 
-use super::Fair;
 use crate::sync::Arc;
 
 /// Finds out whose request it is, and what it costs.
@@ -168,8 +167,8 @@ impl<F> fmt::Debug for FromHead<F> {
 /// An extractor, and a function that says what a request costs. Made by
 /// [`WfqLayer::cost`](super::WfqLayer::cost).
 pub struct WithCost<E, C> {
-    pub(super) fair: Arc<Fair<E>>,
-    pub(super) cost: C,
+    pub(crate) extract: Arc<E>,
+    pub(crate) cost: C,
 }
 
 impl<R, E, C> ExtractTenant<R> for WithCost<E, C>
@@ -178,7 +177,7 @@ where
     C: Fn(&R) -> NonZeroU32,
 {
     fn tenant<'a>(&self, request: &'a R) -> Option<Cow<'a, str>> {
-        self.fair.extract.tenant(request)
+        self.extract.tenant(request)
     }
 
     fn cost(&self, request: &R) -> NonZeroU32 {

@@ -117,8 +117,9 @@ impl Gate<Fair> {
         name: Option<&str>,
         cost: NonZeroU32,
         age: u64,
-        now: u64,
+        now: &mut Now,
     ) -> Arrived {
+        let now = self.clock.nanos_at(now);
         if name.is_none() && age == 0 && self.published.is(now) {
             // Before the permit is taken: who comes to wait after that is waited for.
             let busy = self.published.busy();
@@ -133,6 +134,24 @@ impl Gate<Fair> {
             }
         }
         self.ask(name, cost, age, now)
+    }
+
+    /// Starts something without a tenant that does not want to wait.
+    pub(crate) fn try_start(&self) -> Result<Grant, Box<Overloaded>> {
+        match self.arrive(None, NonZeroU32::MIN, 0, &mut Now::default()) {
+            Arrived::Goes(grant) => Ok(grant),
+            Arrived::Rejected(rejection) => Err(rejection),
+            Arrived::Waits(arrival) => {
+                let mut slow = lock(&self.slow);
+                let rejected =
+                    self.reject(&mut slow, arrival.tenant, Rejection::AT_LIMIT, arrival.at);
+                slow.room.tenants.detach(arrival.tenant);
+                slow.room.publish(&self.published);
+                drop(slow);
+                self.bounds.report(rejected.reason());
+                Err(rejected)
+            }
+        }
     }
 
     #[inline(never)]

@@ -1,0 +1,337 @@
+//! The part of an edge that decides, as a service: it asks the gate, waits, and sends.
+
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    task::{Context, Poll, Waker, ready},
+};
+
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{
+    admitted::{Admitted, Holding},
+    waiting::{Place, Waiting},
+};
+use crate::{
+    BoxError, Hold, LoadShed, LoadShedLayer, ResponseFuture, UntilResponse, Waited,
+    admission::{
+        bounds::nanos,
+        fair::{Arrived, Fair},
+        gate::Gate,
+        hand_back,
+        handover::{self, Handover, KeptBack},
+    },
+    clock::Now,
+    submitted_at::{self, ExtractSubmittedAt},
+    sync::Arc,
+    wfq::{ExtractTenant, FromExtension},
+};
+
+/// The part of an [`Edge`](super::Edge) that decides: all but the one that answers. Made by
+/// [`Edge::gates`](super::Edge::gates).
+pub struct Gates<E = FromExtension, H = UntilResponse> {
+    shared: Arc<Shared<E>>,
+    hold: PhantomData<fn() -> H>,
+}
+
+/// What all clones share, behind one pointer: servers clone a service for each request.
+pub(super) struct Shared<E> {
+    pub(super) gate: Arc<Gate<Fair>>,
+    pub(super) extract: Arc<E>,
+}
+
+impl<E, H> Gates<E, H> {
+    pub(super) fn new(gate: Arc<Gate<Fair>>, extract: Arc<E>) -> Self {
+        Self {
+            shared: Arc::new(Shared { gate, extract }),
+            hold: PhantomData,
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Shared<E> {
+        &self.shared
+    }
+
+    /// The same, held in another way.
+    pub(super) fn held<H2>(self) -> Gates<E, H2> {
+        Gates {
+            shared: self.shared,
+            hold: PhantomData,
+        }
+    }
+}
+
+impl<S, E, H> Layer<S> for Gates<E, H> {
+    type Service = GatesService<S, E, H>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        GatesService {
+            inner: LoadShedLayer::new().layer(inner),
+            gates: self.clone(),
+        }
+    }
+}
+
+/// A service behind the gates of an edge. Made by [`Gates`].
+pub struct GatesService<S, E = FromExtension, H = UntilResponse> {
+    pub(super) inner: LoadShed<S>,
+    gates: Gates<E, H>,
+}
+
+impl<S, R, E, H> Service<R> for GatesService<S, E, H>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+    E: ExtractTenant<R>,
+    submitted_at::FromExtension: ExtractSubmittedAt<R>,
+    Holding<H>: Hold<S::Response>,
+    R: 'static,
+{
+    type Response = <Holding<H> as Hold<S::Response>>::Response;
+    type Error = BoxError;
+    type Future = GatesFuture<S, S::Future, R, H>;
+
+    /// Always ready. A request waits in its response future, because only `call` sees the request.
+    #[inline]
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        match self.admit(&request) {
+            Admission::Sent(admitted) => {
+                let handover = Handover::<S::Error>::begin();
+                let future = self.inner.get_mut().call(request);
+                GatesFuture::sent(future, admitted, handover.end())
+            }
+            Admission::Waits(place) => self.wait(request, place),
+            Admission::Failed(error) => {
+                hand_back::give(request);
+                GatesFuture::failed(error)
+            }
+        }
+    }
+}
+
+/// What becomes of a request.
+pub(super) enum Admission {
+    /// It is to be sent to the inner service, at once.
+    Sent(Admitted),
+    Waits(Place),
+    Failed(BoxError),
+}
+
+impl<S, E, H> GatesService<S, E, H> {
+    /// Asks the gate.
+    #[inline(always)] // it is all that `call` does, of either service
+    pub(super) fn admit<R: 'static>(&mut self, request: &R) -> Admission
+    where
+        S: Service<R> + Clone,
+        S::Error: Into<BoxError>,
+        E: ExtractTenant<R>,
+        submitted_at::FromExtension: ExtractSubmittedAt<R>,
+    {
+        let Shared { gate, extract } = &*self.gates.shared;
+        Waited::take(); // what layers further out tell is for the gate: nothing of it is known inside
+        let mut now = Now::passed();
+        let submitted = submitted_at::FromExtension.submitted_at(request);
+        let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now.instant())));
+        let tenant = extract.tenant(request);
+        match gate.arrive(tenant.as_deref(), extract.cost(request), age, &mut now) {
+            Arrived::Goes(grant) => {
+                let admitted = Admitted::new(Arc::clone(gate), grant);
+                match make_ready::<S, R>(&mut self.inner, admitted, &mut now) {
+                    Ok(admitted) => Admission::Sent(admitted),
+                    Err(error) => Admission::Failed(error),
+                }
+            }
+            Arrived::Waits(arrival) => Admission::Waits(Place::new(Arc::clone(gate), arrival)),
+            Arrived::Rejected(rejection) => Admission::Failed(rejection),
+        }
+    }
+
+    /// The future of a request that has to wait.
+    #[cold]
+    pub(super) fn wait<R>(&self, request: R, place: Place) -> GatesFuture<S, S::Future, R, H>
+    where
+        S: Service<R> + Clone,
+    {
+        handover::keep_back();
+        let waiting = Box::pin(Waiting::new(self.inner.clone(), request, place));
+        GatesFuture {
+            state: State::Waits { waiting },
+        }
+    }
+}
+
+/// Sees whether the inner service is ready for an admitted request, which is to be sent then, at once. If it is not, the
+/// request is rejected: it does not wait twice.
+#[inline]
+pub(super) fn make_ready<S, R>(
+    inner: &mut LoadShed<S>,
+    mut admitted: Admitted,
+    now: &mut Now,
+) -> Result<Admitted, BoxError>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+    R: 'static,
+{
+    let mut cx = Context::from_waker(Waker::noop()); // a shed is ready or dead, and wakes nobody
+    if let Poll::Ready(Err(error)) = inner.poll_ready(&mut cx) {
+        *inner = inner.clone();
+        return Err(error);
+    }
+    admitted.send(now);
+    if let Err(rejection) = inner.take_ready::<R>() {
+        admitted.refuse();
+        return Err(rejection);
+    }
+    Ok(admitted)
+}
+
+pin_project! {
+    /// The response of the inner service, once the request was admitted; or the rejection.
+    //
+    // The inner future is a parameter, and no field names it by way of `S`: to find it there the compiler would have to
+    // prove `S::Error: Into<BoxError>` again where this is awaited, which it cannot do in an async block if the error is
+    // a `BoxError`. See `tests/spawned.rs`.
+    pub struct GatesFuture<S, F, R, H = UntilResponse> {
+        #[pin]
+        state: State<S, F, R, H>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, F, R, H> {
+        Sent { #[pin] response: ResponseFuture<F, Holding<H>> },
+        // Boxed, which keeps the future of every request that need not wait small.
+        Waits { waiting: Pin<Box<Waiting<S, R>>> },
+        Failed { error: Option<BoxError> },
+    }
+}
+
+impl<S, F, R, H> GatesFuture<S, F, R, H> {
+    #[inline]
+    pub(super) fn sent(future: F, admitted: Admitted, kept_back: KeptBack) -> Self {
+        let response = ResponseFuture::admitted(future, admitted.into(), kept_back);
+        Self {
+            state: State::Sent { response },
+        }
+    }
+
+    #[cold]
+    pub(super) fn failed(error: BoxError) -> Self {
+        handover::keep_back();
+        Self {
+            state: State::Failed { error: Some(error) },
+        }
+    }
+}
+
+impl<S, F, R, H> Future for GatesFuture<S, F, R, H>
+where
+    S: Service<R, Future = F> + Clone,
+    F: Future<Output = Result<S::Response, S::Error>>,
+    S::Error: Into<BoxError>,
+    Holding<H>: Hold<S::Response>,
+    R: 'static,
+{
+    type Output = Result<<Holding<H> as Hold<S::Response>>::Response, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let (future, admitted, kept_back) = match state.as_mut().project() {
+                StateProjection::Sent { response } => return response.poll(cx),
+                StateProjection::Waits { waiting } => match ready!(waiting.as_mut().poll(cx)) {
+                    Ok(sent) => sent,
+                    Err(error) => {
+                        let rejected = waiting.as_mut().take_request();
+                        // What the inner service has reserved goes now, whatever becomes of this future.
+                        state.set(State::Failed { error: None });
+                        if let Some(request) = rejected {
+                            hand_back::give(request);
+                        }
+                        return Poll::Ready(Err(error));
+                    }
+                },
+                StateProjection::Failed { error } => {
+                    return Poll::Ready(Err(error.take().expect("polled after it completed")));
+                }
+            };
+            let response = ResponseFuture::admitted(future, admitted.into(), kept_back);
+            state.set(State::Sent { response });
+        }
+    }
+}
+
+impl<E, H> Clone for Gates<E, H> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            hold: PhantomData,
+        }
+    }
+}
+
+impl<S: Clone, E, H> Clone for GatesService<S, E, H> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            gates: self.gates.clone(),
+        }
+    }
+}
+
+impl<E, H> fmt::Debug for Gates<E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gates").field(&self.shared.gate).finish()
+    }
+}
+
+impl<S: fmt::Debug, E, H> fmt::Debug for GatesService<S, E, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatesService")
+            .field("inner", &self.inner)
+            .field("gates", &self.gates)
+            .finish()
+    }
+}
+
+impl<S, F, R, H> fmt::Debug for GatesFuture<S, F, R, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatesFuture").finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use std::{convert::Infallible, future::ready, pin::pin};
+
+    use http::{Request, Response};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::{clock, edge};
+
+    #[test]
+    fn an_accepted_request_looks_at_the_clock_twice() {
+        let answers = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(()))));
+        let service = edge().gates().layer(answers);
+        let mut cx = Context::from_waker(Waker::noop());
+        let before = clock::READS.get();
+        for _ in 0..10 {
+            let response = pin!(service.clone().call(Request::new(())));
+            assert!(response.poll(&mut cx).is_ready());
+        }
+        assert_eq!(clock::READS.get() - before, 20, "it comes, and is done");
+    }
+}
