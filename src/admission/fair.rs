@@ -29,7 +29,7 @@ use super::{
     bounds::Bounds,
     fingerprint::Fingerprints,
     room::{Next, Room, Scene, Wakes},
-    tenants::{Recent, Tenants},
+    tenants::{ANONYMOUS, Recent, Tenants},
 };
 use crate::{
     Reason,
@@ -264,9 +264,33 @@ impl Fair {
         self.tenants.is_one() && self.queue.is_uncapped() && !is_looking
     }
 
-    /// Of a request that could start at once: whether the age law wants to know of it.
-    fn is_quiet(&self, scene: &Scene<'_>, age: u64) -> bool {
-        age == 0 && scene.now < self.ages.quiet_until() && scene.in_flight < self.ages.quiet_below()
+    /// Whether a request may start at once, if there is a permit, without the age law being told.
+    #[inline]
+    fn is_quiet(&self, now: u64, in_flight: u64, age: u64) -> bool {
+        age == 0
+            && now < self.ages.quiet_until()
+            && in_flight < self.ages.quiet_below()
+            && self.queue.is_uncapped()
+    }
+
+    /// Whether nobody has waited since a request started.
+    #[inline]
+    fn was_calm(&self, request: &Uncharged) -> bool {
+        request.is_counted
+            && request.tenant != ANONYMOUS
+            && self.busy.since.is_none()
+            && self.busy.total == request.busy
+    }
+
+    /// A request is over that was served while nobody waited.
+    #[inline]
+    fn finish_calm(&mut self, request: &Uncharged, now: u64) {
+        let (used, epoch) = (request.used(now), Recent::epoch(now));
+        self.uncharged -= 1;
+        self.served += 1;
+        self.recent.add(used, epoch);
+        self.queue.learn(request.tenant, request.took(now));
+        self.tenants.finish_uncharged(request.tenant, used, epoch);
     }
 
     /// Starts a request of an attached tenant, for which there is a permit.
@@ -274,6 +298,11 @@ impl Fair {
         if !self.queue.is_uncapped() {
             return Grant::Charged(self.queue.begin_at_once(tenant, cost, now));
         }
+        self.start_uncharged(tenant, cost, now)
+    }
+
+    #[inline]
+    fn start_uncharged(&mut self, tenant: u32, cost: NonZeroU32, now: u64) -> Grant {
         self.uncharged += 1;
         self.tenants.start_uncharged(tenant);
         Grant::Uncharged(Uncharged {

@@ -57,16 +57,20 @@ pub(crate) enum Next {
     Nobody,
 }
 
-/// The waiters to be woken after the lock is released. Each of them already owns what it is woken for, so it
-/// does not matter if another one's waker panics.
+/// What is to be done after the lock is released: waiters to be woken, and perhaps news for the log. Each of the waiters
+/// already owns what it is woken for, so it does not matter if another one's waker panics.
 #[derive(Default)]
 #[must_use = "waiters that are not woken wait for ever"]
 pub(crate) struct Wakes {
-    // Nearly always there is one: no need to allocate for it.
+    // Nearly always there is one at most: no need to allocate for it.
     first: Option<Waker>,
-    more: Vec<Waker>,
-    /// What the log is to be told after that.
-    news: Option<Box<News>>,
+    rest: Option<Box<Rest>>,
+}
+
+#[derive(Default)]
+struct Rest {
+    wakers: Vec<Waker>,
+    news: Option<News>,
 }
 
 /// What the log is to be told of an admission by age. What listens to the log is foreign, as wakers are.
@@ -100,39 +104,43 @@ impl Wakes {
     pub(crate) fn push(&mut self, waker: Waker) {
         match self.first {
             None => self.first = Some(waker),
-            Some(_) => self.more.push(waker),
+            Some(_) => self.rest.get_or_insert_default().wakers.push(waker),
         }
     }
 
-    /// The log is to be told of this.
+    /// The log is to be told of this. Under one lock there are no news twice.
     pub(crate) fn tell(&mut self, news: News) {
-        self.news = Some(Box::new(news)); // one lock has no more than one
+        self.rest.get_or_insert_default().news = Some(news);
     }
 
     /// Whether there is nothing to be done.
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.first.is_none() && self.news.is_none()
+        self.first.is_none() && self.rest.is_none()
     }
 
     /// Whether the lock is to be released before there are more.
+    #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.more.len() + 1 >= ENOUGH
+        (self.rest.as_ref()).is_some_and(|rest| rest.wakers.len() + 1 >= ENOUGH)
     }
 
-    /// Wakes all of them. Not under a lock.
+    /// Does all of it. Not under a lock.
     #[inline]
     pub(crate) fn wake(self) {
-        if !self.more.is_empty() || self.news.is_some() {
-            self.wake_all();
-        } else if let Some(waker) = self.first {
-            waker.wake();
+        match (self.first, self.rest) {
+            (first, Some(rest)) => rest.wake(first),
+            (Some(waker), None) => waker.wake(),
+            (None, None) => {}
         }
     }
+}
 
+impl Rest {
     #[cold]
-    fn wake_all(self) {
+    fn wake(self, first: Option<Waker>) {
         let mut foreign = Foreign::default();
-        for waker in self.first.into_iter().chain(self.more) {
+        for waker in first.into_iter().chain(self.wakers) {
             foreign.run(|| waker.wake());
         }
         if let Some(news) = self.news {

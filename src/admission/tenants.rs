@@ -425,6 +425,19 @@ impl Tenants {
         self.records[id as usize].uncharged += 1;
     }
 
+    /// One that did was served, and is gone.
+    #[inline]
+    pub(super) fn finish_uncharged(&mut self, id: u32, used: u64, epoch: u64) {
+        let record = &mut self.records[id as usize];
+        record.uncharged -= 1;
+        record.served += 1;
+        record.recent.add(used, epoch);
+        record.attached -= 1;
+        if record.attached == 0 {
+            self.link_idle(id);
+        }
+    }
+
     /// One that did is over.
     #[inline]
     pub(super) fn end_uncharged(&mut self, id: u32) {

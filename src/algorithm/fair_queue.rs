@@ -609,13 +609,18 @@ impl<T> FairQueue<T> {
         used
     }
 
-    /// A request has ended that the queue knows nothing of, because nobody waited when it began. It took so long, and its
-    /// tenant is charged for the part of that in which others waited.
+    /// A request has ended that the queue knows nothing of. It took so long: the next ones are better known for it.
     #[inline]
-    pub(crate) fn finish_uncharged(&mut self, tenant: u32, took: u64, charged: u64) {
+    pub(crate) fn learn(&mut self, tenant: u32, took: u64) {
         let took = took.max(1);
         learn(&mut self.tenants[tenant as usize].estimate, took);
         learn(&mut self.estimate, took);
+    }
+
+    /// The same, and its tenant is charged for the part of that in which others waited.
+    #[inline]
+    pub(crate) fn finish_uncharged(&mut self, tenant: u32, took: u64, charged: u64) {
+        self.learn(tenant, took);
         if charged > 0 {
             self.used = self.used.saturating_add(charged);
             self.charge_late(tenant, charged);

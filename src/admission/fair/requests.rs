@@ -163,18 +163,33 @@ impl Gate<Fair> {
             (slow, weight) = self.ask_weight(slow, named.as_ref());
         }
         let Fair { tenants, queue, .. } = &mut slow.room;
+        let known = tenants.tracked();
+        let tenant = tenants.attach(queue, named, weight);
+        if tenants.tracked() != known {
+            slow.room.publish(&self.published); // there may be somebody to be fair to from now on
+        }
+        let in_flight = self.load().in_flight() as u64;
+        if slow.room.is_quiet(now, in_flight, age) && self.try_admit_below(usize::MAX) {
+            return Arrived::Goes(slow.room.start_uncharged(tenant, cost, now));
+        }
         let arrival = Arrival {
-            tenant: tenants.attach(queue, named, weight),
+            tenant,
             cost,
             at: now,
             older: age,
         };
+        self.judge(slow, arrival)
+    }
+
+    /// Decides about a request that cannot simply start.
+    #[inline(never)]
+    fn judge(&self, mut slow: MutexGuard<'_, Slow<Fair>>, arrival: Arrival) -> Arrived {
         let mut wakes = Wakes::default();
         let arrived = match self.decide(&mut slow, &arrival, &mut wakes) {
             Ok(Some(grant)) => Arrived::Goes(grant),
             Ok(None) => Arrived::Waits(arrival),
             Err(rejection) => {
-                let rejected = self.reject(&mut slow, arrival.tenant, rejection, now);
+                let rejected = self.reject(&mut slow, arrival.tenant, rejection, arrival.at);
                 slow.room.tenants.detach(arrival.tenant);
                 Arrived::Rejected(rejected)
             }
@@ -226,24 +241,19 @@ impl Gate<Fair> {
             let in_flight = word.in_flight();
             let scene = self.scene(slow, in_flight, in_flight, now);
             let room = &mut slow.room;
-            let is_judged = !room.is_quiet(&scene, age);
-            if is_judged {
-                room.ages.note_trial();
-                room.ages.roll(&scene, wakes);
-                let age = Age {
-                    all: age,
-                    own: 0,
-                    oldest: room.oldest_that_may_run(now),
-                };
-                let judged = room.ages.judge(&scene, &age);
-                judged.map_err(|reason| Rejection::by_age(reason, age))?;
-            }
+            room.ages.note_trial();
+            room.ages.roll(&scene, wakes);
+            let age = Age {
+                all: age,
+                own: 0,
+                oldest: room.oldest_that_may_run(now),
+            };
+            let judged = room.ages.judge(&scene, &age);
+            judged.map_err(|reason| Rejection::by_age(reason, age))?;
             if self.try_admit_below(usize::MAX) {
                 return Ok(Some(room.start(tenant, cost, now)));
             }
-            if is_judged {
-                room.ages.forget_one();
-            }
+            room.ages.forget_one();
         }
         match slow.room.has_place(tenant, self.bounds.max_waiting()) {
             true => Ok(None),
@@ -432,9 +442,18 @@ impl Gate<Fair> {
     /// An admitted request is over: its permit goes on to the waiter that is next.
     pub(crate) fn end(&self, grant: Grant, end: End, now: &mut Now) {
         let now = self.clock.nanos_at(now);
-        self.release_granted(lock(&self.slow), grant, end, now);
+        let mut slow = lock(&self.slow);
+        match grant {
+            Grant::Uncharged(request) if end == End::Served && slow.room.was_calm(&request) => {
+                slow.room.finish_calm(&request, now);
+                drop(slow);
+                self.release(1);
+            }
+            grant => self.release_granted(slow, grant, end, now),
+        }
     }
 
+    #[inline(never)]
     fn release_granted(
         &self,
         mut slow: MutexGuard<'_, Slow<Fair>>,
@@ -450,7 +469,9 @@ impl Gate<Fair> {
         // It may have been all that its tenant may have in flight: then a waiter can be next that could not before.
         let news = slow.room.has_next() && !self.load().queued();
         let settles = news && self.grant_free(&mut slow, now, &mut wakes);
-        slow.room.publish(&self.published);
+        if all_anonymous.is_some() {
+            slow.room.publish(&self.published);
+        }
         drop(slow);
         let simple = handed_over && !settles && all_anonymous.is_none();
         match simple {
