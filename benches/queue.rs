@@ -5,86 +5,19 @@
 //! it holds its permit, so that practically every permit goes to somebody who waited. The time is
 //! per request, that is per hand-over; the order is first come first served in both
 //! implementations.
+//!
+//! At the end it says how much processor time a request that waits in an `edge()` takes, with one worker and with two.
 
 mod common;
-
-use std::{
-    convert::Infallible,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-    time::{Duration, Instant},
-};
+#[path = "common/hand_over.rs"]
+mod hand_over;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use tokio::{runtime, task::JoinSet};
-use tower::{Layer, Service, ServiceExt};
+use hand_over::{LIMIT, YieldOnce, cpu_time, edge_hand_over, hand_over, one_thread, two_threads};
+use tokio::runtime::Runtime;
+use tower::Layer;
 
-const TASKS: u64 = 1000;
-const LIMIT: usize = 10;
-
-/// Always ready; answers at the second poll.
-#[derive(Clone)]
-struct YieldOnce;
-
-struct Yielding(bool);
-
-impl Service<()> for YieldOnce {
-    type Response = ();
-    type Error = Infallible;
-    type Future = Yielding;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, (): ()) -> Yielding {
-        Yielding(false)
-    }
-}
-
-impl Future for Yielding {
-    type Output = Result<(), Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if std::mem::replace(&mut self.0, true) {
-            return Poll::Ready(Ok(()));
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
-}
-
-/// How long it takes until the tasks have made `requests` requests together.
-fn hand_over<S>(runtime: &runtime::Runtime, service: &S, requests: u64) -> Duration
-where
-    S: Service<(), Response = (), Future: Send> + Clone + Send + 'static,
-{
-    let each = requests.div_ceil(TASKS);
-    runtime.block_on(async {
-        #[allow(clippy::disallowed_methods, reason = "a bench measures real time")]
-        let begun = Instant::now();
-        let mut tasks = JoinSet::new();
-        for _ in 0..TASKS {
-            let mut service = service.clone();
-            tasks.spawn(async move {
-                for _ in 0..each {
-                    let Ok(ready) = service.ready().await else {
-                        panic!("never fails")
-                    };
-                    assert!(ready.call(()).await.is_ok());
-                }
-            });
-        }
-        tasks.join_all().await;
-        // Criterion takes the time to be for `requests`.
-        begun
-            .elapsed()
-            .mul_f64(requests as f64 / (each * TASKS) as f64)
-    })
-}
-
-fn scenario(c: &mut Criterion, name: &str, runtime: &runtime::Runtime) {
+fn scenario(c: &mut Criterion, name: &str, runtime: &Runtime) {
     let mut group = c.benchmark_group(name);
     let ours = tower_backpressure::ConcurrencyLimitLayer::new(LIMIT).layer(YieldOnce);
     group.bench_function("tower-backpressure", |b| {
@@ -98,13 +31,35 @@ fn scenario(c: &mut Criterion, name: &str, runtime: &runtime::Runtime) {
 }
 
 fn queue(c: &mut Criterion) {
-    let one = runtime::Builder::new_current_thread().build();
-    scenario(c, "queue_one_thread", &one.expect("a runtime"));
-    let two = runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .build();
-    scenario(c, "queue_two_threads", &two.expect("a runtime"));
+    scenario(c, "queue_one_thread", &one_thread());
+    scenario(c, "queue_two_threads", &two_threads());
 }
 
-criterion_group!(benches, queue);
+/// No bench, but a measure of the same thing.
+fn processor_time(_: &mut Criterion) {
+    let test = std::env::args().any(|arg| arg == "--test");
+    for (workers, runtime) in [(1, one_thread()), (2, two_threads())] {
+        for tasks in [20, 1000, 100_000] {
+            for tenants in [false, true] {
+                let requests = if test { tasks } else { 1_000_000 };
+                let before = cpu_time();
+                edge_hand_over(&runtime, tasks, tenants, requests);
+                let Some((before, after)) = before.zip(cpu_time()) else {
+                    return; // not told by this system
+                };
+                let each = (after - before).as_nanos() / u128::from(requests);
+                let whose = if tenants {
+                    "a tenant each"
+                } else {
+                    "no tenants"
+                };
+                println!(
+                    "edge, {tasks} tasks, {whose}, {workers} workers: {each} ns of processor time a request"
+                );
+            }
+        }
+    }
+}
+
+criterion_group!(benches, queue, processor_time);
 criterion_main!(benches);

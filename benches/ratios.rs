@@ -8,6 +8,11 @@
 mod common;
 #[path = "common/router.rs"]
 mod driven;
+#[allow(dead_code, reason = "a part of it is used")]
+#[path = "common/edge.rs"]
+mod edge;
+#[path = "common/hand_over.rs"]
+mod hand_over;
 
 use std::{
     env,
@@ -19,6 +24,8 @@ use common::{
     governor_keyed, governor_quota, noop, rate, together,
 };
 use driven::Driven;
+use edge::{Answers, Driver};
+use hand_over::{LIMIT, YieldOnce, one_thread, two_threads};
 use tower::{Layer, Service};
 
 /// Makes so many requests, and says how long that took.
@@ -290,6 +297,17 @@ fn rows() -> Vec<(&'static str, [(&'static str, Run); 2])> {
                 ),
             ]
         }),
+        ("hand-over, one thread", hand_overs(one_thread())),
+        ("hand-over, two threads", hand_overs(two_threads())),
+        ("edge: two threads beside one", {
+            let (a, b) = (ours::edge().layer(Answers), ours::edge().layer(Answers));
+            two_beside_one(a, b, &[])
+        }),
+        ("edge, tenants: two threads beside one", {
+            let (a, b) = (ours::edge().layer(Answers), ours::edge().layer(Answers));
+            let names: Vec<_> = (0..1000).map(|tenant| format!("tenant-{tenant}")).collect();
+            two_beside_one(a, b, &names)
+        }),
         ("router", {
             let (a, b) = (Driven::ours(), Driven::bare());
             [
@@ -304,6 +322,40 @@ fn rows() -> Vec<(&'static str, [(&'static str, Run); 2])> {
                 ("bare", alone(move || b.request())),
             ]
         }),
+    ]
+}
+
+/// Ours and tower's limit, with 1000 tasks.
+fn hand_overs(runtime: tokio::runtime::Runtime) -> [(&'static str, Run); 2] {
+    let ours = tower_backpressure::ConcurrencyLimitLayer::new(LIMIT).layer(YieldOnce);
+    let towers = tower::limit::ConcurrencyLimitLayer::new(LIMIT).layer(YieldOnce);
+    let runtime = std::rc::Rc::new(runtime);
+    let of_towers = std::rc::Rc::clone(&runtime);
+    [
+        (
+            "tower-backpressure",
+            Box::new(move |n| hand_over::hand_over(&runtime, &ours, n)),
+        ),
+        (
+            "tower",
+            Box::new(move |n| hand_over::hand_over(&of_towers, &towers, n)),
+        ),
+    ]
+}
+
+/// The time per request of one of two threads, beside that of one alone: at 2, two threads serve together as many as one
+/// alone.
+fn two_beside_one<S>(both: S, one: S, tenants: &[String]) -> [(&'static str, Run); 2]
+where
+    S: Driver,
+{
+    let (of_both, of_one) = (tenants.to_vec(), tenants.to_vec());
+    [
+        (
+            "two threads",
+            Box::new(move |n| together(n, |_| both.requests(&of_both))),
+        ),
+        ("one", alone(one.requests(&of_one))),
     ]
 }
 

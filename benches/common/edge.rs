@@ -78,3 +78,33 @@ where
         Poll::Pending => panic!("pending"),
     }
 }
+
+/// Something that requests can be sent through by several threads, without a tenant or of these in turn.
+pub trait Driver: 'static {
+    fn requests(&self, tenants: &[String]) -> impl FnMut() -> bool + Send + 'static;
+}
+
+impl<S, B> Driver for S
+where
+    S: Service<Request<String>, Response = Response<B>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
+{
+    fn requests(&self, tenants: &[String]) -> impl FnMut() -> bool + Send + 'static {
+        let tenants: Vec<_> = tenants
+            .iter()
+            .map(|name| TenantId::new(name.as_str()))
+            .collect();
+        let (service, mut next) = (self.clone(), 0);
+        move || {
+            let mut request = Request::new(String::new());
+            if let Some(tenant) = tenants.get(next) {
+                request.extensions_mut().insert(tenant.clone());
+                next = (next + 1) % tenants.len();
+            }
+            serve(&service, request);
+            true
+        }
+    }
+}
