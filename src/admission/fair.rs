@@ -13,6 +13,8 @@
 //! because the queue has to count it.
 
 mod ages;
+#[cfg(all(test, backpressure_loom))]
+mod models;
 mod requests;
 mod settings;
 #[cfg(all(test, not(backpressure_loom)))]
@@ -212,18 +214,21 @@ impl Fair {
             && (self.queue.waiting() < max_waiting || self.queue.hog(tenant).is_some())
     }
 
-    /// Lets a request wait for which [there is a place](Self::has_place). Another that has to make it is rejected, and is
-    /// to be woken.
+    /// Lets a request wait for which [there is a place](Self::has_place) with the same `max_waiting`. Another that has to
+    /// make it is rejected, and is to be woken.
     fn push(
         &mut self,
         arrival: &Arrival,
         waker: Waker,
+        max_waiting: usize,
         scene: &Scene<'_>,
         wakes: &mut Wakes,
     ) -> u32 {
         let tenant = arrival.tenant;
-        if self.queue.waiting() >= scene.bounds.max_waiting() {
-            let (hog, seat) = self.queue.make_room(tenant).expect("there is a place");
+        if self.queue.waiting() >= max_waiting {
+            let evicted = self.queue.make_room(tenant);
+            let (hog, since, seat) = evicted.expect("there is a place");
+            (scene.bounds.waits).record(scene.now.saturating_sub(since));
             self.reject(hog, seat, Rejection::QUEUE_FULL, scene.bounds, wakes);
         }
         let seat = self.seats.insert(Seat {

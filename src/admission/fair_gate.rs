@@ -442,7 +442,7 @@ impl FairGate {
         }
         let mut evicted = None;
         if state.queue.waiting() >= max_waiting {
-            let (hog, waker) = state.queue.make_room(tenant).expect("there is room");
+            let (hog, _, waker) = state.queue.make_room(tenant).expect("there is room");
             self.count(&mut state, hog, Reason::QueueFull);
             evicted = Some(waker);
         }

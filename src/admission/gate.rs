@@ -459,6 +459,8 @@ impl<R: Room> Gate<R> {
                 return false;
             }
             if wakes.is_full() {
+                // Until it is called again, nobody passes those that are next.
+                self.word.fetch_or(QUEUED, AcqRel);
                 return true;
             }
             if word.has_room() {

@@ -476,6 +476,15 @@ impl Tenants {
         self.overflowed
     }
 
+    /// Whether no request is attached: all that have a name can be forgotten, if the queue lets go of them.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        let (shared, named) = self.records.split_at(2);
+        shared.iter().all(|record| record.attached == 1)
+            && named.iter().all(|record| record.attached == 0)
+            && self.records.iter().all(|record| record.uncharged == 0)
+    }
+
     /// `all` is what all tenants together have had.
     pub(super) fn snapshots<T>(
         &self,

@@ -676,11 +676,11 @@ impl<T> FairQueue<T> {
     }
 
     /// Makes room for a newcomer of this tenant: takes out the last request of the tenant that has the
-    /// most waiting for its weight. Nothing, if that is the newcomer's own.
-    pub(crate) fn make_room(&mut self, newcomer: u32) -> Option<(u32, T)> {
+    /// most waiting for its weight. Nothing, if that is the newcomer's own. Says whose it is, and since when it has waited.
+    pub(crate) fn make_room(&mut self, newcomer: u32) -> Option<(u32, u64, T)> {
         let hog = self.hog(newcomer)?;
         let evicted = self.remove(self.tenants[hog as usize].tail);
-        Some((hog, evicted.with))
+        Some((hog, evicted.since, evicted.with))
     }
 
     /// The tenant that would make room for a newcomer of this one, if another has to.

@@ -69,6 +69,13 @@ impl<T> Slab<T> {
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
+
+    /// How many of them are used.
+    #[cfg(all(test, not(backpressure_loom)))]
+    pub(crate) fn taken(&self) -> usize {
+        let taken = self.slots.iter();
+        taken.filter(|slot| matches!(slot, Slot::Taken(_))).count()
+    }
 }
 
 const NOTHING: &str = "nothing is there";

@@ -90,9 +90,9 @@ impl End {
 /// What is to be done after the lock is released.
 #[must_use]
 pub(crate) struct After {
-    wakes: Wakes,
+    pub(super) wakes: Wakes,
     /// More waiters may go than could be granted a permit under one lock.
-    settles: bool,
+    pub(super) settles: bool,
 }
 
 impl After {
@@ -279,6 +279,9 @@ impl Gate<Fair> {
             if slow.room.tenants.has_weight_of(&weight_of) {
                 return (slow, Some(weight));
             }
+            drop(slow);
+            drop(weight_of); // it was replaced, and is foreign
+            slow = lock(&self.slow);
         }
         (slow, None)
     }
@@ -290,9 +293,10 @@ impl Gate<Fair> {
         waker: Waker,
     ) -> Result<Entered, Box<Overloaded>> {
         let now = self.clock.nanos(); // not under the lock
+        let max_waiting = self.bounds.max_waiting(); // which another thread may change
         let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
-        if !(slow.room).has_place(arrival.tenant, self.bounds.max_waiting()) {
+        if !(slow.room).has_place(arrival.tenant, max_waiting) {
             let rejected = self.reject(&mut slow, arrival.tenant, Rejection::QUEUE_FULL, now);
             drop(slow);
             drop(waker);
@@ -307,7 +311,7 @@ impl Gate<Fair> {
         if !word.has_room() {
             room.ages.note_waiting(now);
         }
-        let seat = room.push(arrival, waker, &scene, &mut wakes);
+        let seat = room.push(arrival, waker, max_waiting, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
         let is_decided = !matches!(slow.room.seats[seat].state, State::Waits(_));
         slow.room.publish(&self.published);
@@ -351,14 +355,15 @@ impl Gate<Fair> {
             return self.take_fate(slow, arrival, seat);
         };
         self.cancel(&mut slow, arrival, &ticket, now);
-        let waker = slow.room.seats.remove(seat).waker;
-        let rejected = self.reject(&mut slow, arrival.tenant, Rejection::TIMED_OUT, now);
-        slow.room.tenants.detach(arrival.tenant);
+        let rejection = Rejection::TIMED_OUT;
+        (slow.room).count_rejection(arrival.tenant, rejection.reason, &self.bounds);
+        let expired = &mut slow.room.seats[seat];
+        expired.state = State::Rejected(rejection);
+        let waker = mem::replace(&mut expired.waker, Waker::noop().clone());
         slow.room.publish(&self.published);
         drop(slow);
         drop(waker);
-        self.bounds.report(rejected.reason());
-        Fate::Rejected(rejected)
+        Fate::Rejected(self.take_rejection(arrival, seat, rejection))
     }
 
     /// Of a request for which it is decided.
@@ -368,19 +373,32 @@ impl Gate<Fair> {
         arrival: &Arrival,
         seat: u32,
     ) -> Fate {
+        if let State::Rejected(rejection) = slow.room.seats[seat].state {
+            drop(slow);
+            return Fate::Rejected(self.take_rejection(arrival, seat, rejection));
+        }
         match slow.room.seats.remove(seat).state {
             State::Goes(charge) => Fate::Goes(Grant::Charged(charge)),
-            State::Rejected(rejection) => {
-                let now = self.clock.nanos();
-                let rejected = self.rejection(&mut slow, arrival.tenant, rejection, now);
-                slow.room.tenants.detach(arrival.tenant);
-                slow.room.publish(&self.published);
-                drop(slow);
-                self.bounds.report(rejection.reason);
-                Fate::Rejected(rejected)
-            }
-            State::Waits(_) => unreachable!("it is decided"),
+            _ => unreachable!("it is decided"),
         }
+    }
+
+    /// Of a request that was rejected and counted. It owns its seat until the log was told, which is foreign: if that
+    /// panics, the request [leaves](Self::leave).
+    fn take_rejection(
+        &self,
+        arrival: &Arrival,
+        seat: u32,
+        rejection: Rejection,
+    ) -> Box<Overloaded> {
+        self.bounds.report(rejection.reason);
+        let now = self.clock.nanos();
+        let mut slow = lock(&self.slow);
+        slow.room.seats.remove(seat);
+        let rejected = self.rejection(&mut slow, arrival.tenant, rejection, now);
+        slow.room.tenants.detach(arrival.tenant);
+        slow.room.publish(&self.published);
+        rejected
     }
 
     /// A request that waits is gone, or one that was granted a permit and has not picked it up.

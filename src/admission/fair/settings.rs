@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{Busy, Fair, Slab, Wakes, ages::Ages};
+use super::{Busy, Fair, Slab, Wakes, ages::Ages, requests::After};
 use crate::{
     Clock, ConfigError, WfqConfig,
     admission::{
@@ -63,14 +63,15 @@ impl Gate<Fair> {
 
     /// Changes the room. Who may go by that, goes.
     fn change<T>(&self, change: impl FnOnce(&mut Fair) -> T) -> T {
+        let now = self.clock.nanos(); // not under the lock
+        let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
         let changed = change(&mut slow.room);
+        // Under the same lock: nobody passes those that may be next by that.
+        let settles = self.grant_free(&mut slow, now, &mut wakes);
         slow.room.publish(&self.published);
-        let has_next = slow.room.has_next();
         drop(slow);
-        if has_next {
-            self.settle();
-        }
+        After { wakes, settles }.run(self);
         changed
     }
 

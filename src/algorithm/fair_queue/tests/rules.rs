@@ -405,7 +405,7 @@ fn room_is_made_by_the_one_with_most_for_its_weight() {
         for i in 0..most {
             for (tenant, (_, waiting)) in tenants.iter().enumerate() {
                 if i < *waiting {
-                    queue.push(tenant as u32, ONE_COST, 0, i);
+                    queue.push(tenant as u32, ONE_COST, u64::from(i) + 5, i);
                     last[tenant] = i;
                 }
             }
@@ -413,7 +413,10 @@ fn room_is_made_by_the_one_with_most_for_its_weight() {
         let made = queue.make_room(newcomer);
         assert_eq!(
             made,
-            expected.map(|tenant| (tenant, last[tenant as usize])),
+            expected.map(|tenant| {
+                let last = last[tenant as usize];
+                (tenant, u64::from(last) + 5, last)
+            }),
             "{tenants:?}"
         );
     }
@@ -769,7 +772,7 @@ fn a_number_that_is_used_again_has_no_backlog() {
     assert_eq!(queue.backlogs.get(0), None);
     queue.add_tenant(1);
     (0..3).for_each(|_| assert!(queue.push(1, ONE_COST, 0, ()).number > 0));
-    assert_eq!(queue.make_room(2), Some((1, ())));
+    assert_eq!(queue.make_room(2), Some((1, 0, ())));
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! What a setting that changes, or foreign code that comes back, must not break.
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_cap_that_holds_back_all_who_wait_leaves_nobody_to_queue_behind() {
+    let config = WfqConfig::default().max_in_flight_per_tenant(4);
+    let gate = gate(3, config);
+    let grants = [(); 3].map(|()| start(&gate, "a"));
+    let waiter = Waiter::enters(&gate, "a");
+    assert!(gate.load().queued());
+    gate.set_max_in_flight_per_tenant(NonZeroU32::new(3));
+    assert_consistent(&gate);
+    waiter.leaves(&gate);
+    grants.map(|grant| end(&gate, grant));
+    assert_empty(&gate);
+}
+
+/// Forty requests of one tenant became too old behind its only place, and one that is young is behind them. So many are
+/// woken that the lock is released before it is the young one's turn.
+#[tokio::test(start_paused = true)]
+async fn no_newcomer_passes_those_who_are_next_while_others_are_woken() {
+    struct Comes {
+        gate: Arc<Gate<Fair>>,
+        came: AtomicBool,
+        passed: AtomicBool,
+    }
+    impl Wake for Comes {
+        fn wake(self: Arc<Self>) {
+            if self.came.swap(true, SeqCst) {
+                return;
+            }
+            assert_consistent(&self.gate);
+            match arrive(&self.gate, "a", 0) {
+                Arrived::Goes(grant) => {
+                    self.passed.store(true, SeqCst);
+                    end(&self.gate, grant);
+                }
+                Arrived::Waits(arrival) => self.gate.depart(&arrival),
+                Arrived::Rejected(_) => panic!("it is young, and there are places"),
+            }
+        }
+    }
+    let ages = Settings {
+        max_sojourn: Some(1000 * MS),
+        ..NEVER_OLD
+    };
+    let config = WfqConfig::default().max_in_flight_per_tenant(1);
+    let gate = Arc::new(aged(10, config, ages));
+    let runs = start(&gate, "a");
+    let comes = Arc::new(Comes {
+        gate: gate.clone(),
+        came: AtomicBool::new(false),
+        passed: AtomicBool::new(false),
+    });
+    let old: Vec<_> = (0..40)
+        .map(|_| {
+            let arrival = Waiter::comes(&gate, "a");
+            (
+                arrival,
+                enter(&gate, &arrival, Waker::from(Arc::clone(&comes))),
+            )
+        })
+        .collect();
+    after(2000 * MS).await;
+    let young = Waiter::enters(&gate, "a");
+    end(&gate, runs);
+    assert!(comes.came.load(SeqCst));
+    assert!(!comes.passed.load(SeqCst));
+    for (arrival, seat) in old {
+        gate.leave(&arrival, seat);
+    }
+    let young = young.granted(&gate);
+    end(&gate, young);
+    assert_empty(&gate);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_because_another_needs_the_place_is_counted() {
+    let gate = gate(1, WfqConfig::default().max_waiting(2));
+    let runs = start(&gate, "a");
+    let [first, last] = [(); 2].map(|()| Waiter::enters(&gate, "a"));
+    after(7 * MS).await;
+    let other = Waiter::enters(&gate, "b");
+    assert_eq!(last.rejected(&gate), Reason::QueueFull);
+    let waits = gate.snapshot().waits;
+    assert_eq!((waits.count(), waits.sum), (1, Duration::from_millis(7)));
+    first.leaves(&gate);
+    other.leaves(&gate);
+    assert_eq!(gate.snapshot().waits.count(), 3);
+    end(&gate, runs);
+    assert_empty(&gate);
+}
+
+/// What gives weights is foreign, and so is what it drops.
+#[tokio::test(start_paused = true)]
+async fn what_gives_weights_is_not_dropped_under_the_lock() {
+    struct Looks {
+        gate: Arc<Gate<Fair>>,
+        dropped: Arc<AtomicUsize>,
+    }
+    impl Drop for Looks {
+        fn drop(&mut self) {
+            assert!(self.gate.slow.try_lock().is_ok(), "dropped under the lock");
+            self.dropped.fetch_add(1, SeqCst);
+        }
+    }
+    let gate = Arc::new(gate(10, WfqConfig::default()));
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let looks = Looks {
+        gate: gate.clone(),
+        dropped: dropped.clone(),
+    };
+    // It is replaced while it is asked.
+    gate.set_tenants(&WfqConfig::default().weight_of(move |_| {
+        looks
+            .gate
+            .set_tenants(&WfqConfig::default().weight_of(|_| 7));
+        5
+    }));
+    let grant = start(&gate, "a");
+    assert_eq!(dropped.load(SeqCst), 1);
+    assert_eq!(gate.tenant(&"a".into()).expect("it has come").weight, 7);
+    end(&gate, grant);
+    assert_empty(&gate);
+}
