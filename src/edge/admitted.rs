@@ -80,9 +80,10 @@ impl Admitted {
                 let used = self.gate.used(grant, &mut now);
                 let outcome = ByStatus.classify(Ok(response)).for_limit();
                 let governor = self.gate.governor();
-                governor.complete_past(&self.gate, dispatched, outcome, used, &mut now);
+                // From here on it is counted, even if the law, which may be foreign, panics: only its permit is held.
                 self.grant = None;
-                self.gate.complete();
+                let _permit = Completes(&self.gate);
+                governor.complete_past(&self.gate, dispatched, outcome, used, &mut now);
             }
             _ => {
                 self.learn(Ok(response), &mut now);
@@ -96,6 +97,16 @@ impl Admitted {
         if let Some(grant) = self.grant.take() {
             self.gate.end(grant, self.end, now);
         }
+    }
+}
+
+/// Releases the permit of a request that the room need not be told of.
+struct Completes<'a>(&'a Gate<Fair>);
+
+impl Drop for Completes<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.complete();
     }
 }
 
