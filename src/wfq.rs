@@ -118,13 +118,14 @@ pub use self::{
     response::WfqResponseFuture,
 };
 pub use crate::admission::{
-    fair_gate::Snapshot,
+    fair::TurnSnapshot as Snapshot,
     tenants::{Tenant, TenantSnapshot},
 };
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     admission::{
-        fair_gate::{Arrived, FairGate},
+        fair::{Came, Fair, Turns},
+        gate::Gate,
         hand_back,
         handover::Handover,
         shed,
@@ -138,13 +139,13 @@ use crate::{
 /// `E` finds a request's tenant. `H` says how long a request takes service: until its response (the default) or,
 /// after [`hold_until_body_end`](Self::hold_until_body_end), until the end of its body.
 pub struct WfqLayer<E = FromExtension, H = UntilResponse<Running>> {
-    fair: Arc<Fair<E>>,
+    fair: Arc<Shared<E>>,
     hold: PhantomData<fn() -> H>,
 }
 
 /// What all clones share, behind one pointer: servers clone a service for each request.
-struct Fair<E> {
-    gate: Arc<FairGate>,
+struct Shared<E> {
+    gate: Arc<Gate<Fair<Turns>>>,
     extract: Arc<E>,
 }
 
@@ -158,14 +159,14 @@ impl<E> WfqLayer<E> {
         if let Err(error) = config.check() {
             panic!("WfqLayer::new: {error}");
         }
-        Self::with(Arc::new(FairGate::new(config)), Arc::new(extract))
+        Self::with(Arc::new(Gate::turns(config)), Arc::new(extract))
     }
 }
 
 impl<E, H> WfqLayer<E, H> {
-    fn with(gate: Arc<FairGate>, extract: Arc<E>) -> Self {
+    fn with(gate: Arc<Gate<Fair<Turns>>>, extract: Arc<E>) -> Self {
         Self {
-            fair: Arc::new(Fair { gate, extract }),
+            fair: Arc::new(Shared { gate, extract }),
             hold: PhantomData,
         }
     }
@@ -254,17 +255,17 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let Fair { gate, extract } = &*self.layer.fair;
+        let Shared { gate, extract } = &*self.layer.fair;
         let cost = extract.cost(&request);
         let mut now = Now::default();
-        let mut arrived = gate.arrive(extract.tenant(&request).as_deref(), cost, &mut now);
-        let mut wakes = None;
-        if let Arrived::Begins(arrival, charge, waited) = arrived {
-            let mut running = Running::new(Arc::clone(gate), charge);
+        let mut came = gate.come(extract.tenant(&request).as_deref(), cost, &mut now);
+        let mut after = None;
+        if let Came::Begins(began) = came {
+            let mut running = Running::new(Arc::clone(gate), began.grant);
             let polled = shed::try_now(|cx| self.inner.poll_ready(cx));
             if let Poll::Ready(Ok(())) = polled {
                 running.send();
-                let _told = (waited.tell(), clock::pass(&now));
+                let _told = (began.waited.tell(), clock::pass(&now));
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
                 return WfqResponseFuture::called(future, running, handover.end());
@@ -276,25 +277,26 @@ where
                 hand_back::give(request);
                 return WfqResponseFuture::failed(error.into());
             }
-            let (waits, granted) = running.take_back(arrival);
-            arrived = waits;
-            wakes = Some(granted);
+            let (waits, granted) = running.take_back(began.from);
+            came = waits;
+            after = Some(granted);
         }
-        let future = match arrived {
-            Arrived::Waits(arrival) => {
-                let place = Place::new(Arc::clone(gate), arrival);
-                WfqResponseFuture::waiting(self.inner.clone(), request, place)
-            }
-            Arrived::Refused(refusal) => {
-                hand_back::give(request);
-                WfqResponseFuture::failed(refusal)
-            }
-            Arrived::Begins(..) => unreachable!("it was just found to have to wait"),
+        let place = match came {
+            Came::Waits(arrival) => Ok(Place::new(Arc::clone(gate), arrival)),
+            Came::Rejected(rejected) => Err(rejected),
+            Came::Begins(_) => unreachable!("it was just found to have to wait"),
         };
-        if let Some(wakes) = wakes {
-            wakes.wake();
+        if let Some(after) = after {
+            after.run(gate);
         }
-        future
+        match place {
+            Ok(place) => WfqResponseFuture::waiting(self.inner.clone(), request, place),
+            Err(rejected) => {
+                gate.bounds.report(rejected.reason());
+                hand_back::give(request);
+                WfqResponseFuture::failed(rejected)
+            }
+        }
     }
 }
 
@@ -324,7 +326,7 @@ impl<S: Clone, E, H> Clone for Wfq<S, E, H> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Handle {
-    gate: Arc<FairGate>,
+    gate: Arc<Gate<Fair<Turns>>>,
 }
 
 impl Handle {
@@ -335,7 +337,7 @@ impl Handle {
 
     /// The state of the queue now.
     pub fn snapshot(&self) -> Snapshot {
-        self.gate.snapshot()
+        self.gate.queue_snapshot()
     }
 
     /// Changes everything but the clock to what this config says. A tenant that it does not name has the weight that
@@ -347,19 +349,19 @@ impl Handle {
     /// If a field's value is not allowed; nothing changes.
     pub fn apply(&self, config: &WfqConfig) -> Result<(), ConfigError> {
         config.check()?;
-        self.gate.set(config);
+        self.gate.set_tenants(config);
         Ok(())
     }
 
     /// All tenants that are remembered, in no order, and the two shared ones first. It goes through all of
     /// them, so it is not for every request.
     pub fn tenants(&self) -> Vec<TenantSnapshot> {
-        self.gate.tenants()
+        self.gate.all_tenants()
     }
 
     /// One tenant, if it is remembered.
     pub fn tenant(&self, tenant: impl Into<Tenant>) -> Option<TenantSnapshot> {
-        self.gate.tenant(&tenant.into())
+        self.gate.one_tenant(&tenant.into())
     }
 
     /// Changes a tenant's weight, whether or not it is known yet. What it was charged already stays. For weights by

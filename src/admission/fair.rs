@@ -19,13 +19,17 @@ mod requests;
 mod settings;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
+mod turns;
 
 use std::{mem, num::NonZeroU32, task::Waker};
 
-use self::ages::{Age, Ages};
+use self::ages::Age;
+pub(crate) use self::ages::Ages;
+pub use self::turns::Snapshot as TurnSnapshot;
 pub(crate) use self::{
-    requests::{Arrival, Arrived, End, Fate},
+    requests::{After, Arrival, Arrived, End, Fate, Serves},
     settings::Snapshot,
+    turns::{Begun, Came, From, Look, Turns},
 };
 use super::{
     bounds::Bounds,
@@ -45,13 +49,15 @@ use crate::{
     },
 };
 
-pub(crate) struct Fair {
+/// `S` says what a free permit is good for. With [`Ages`] it admits a request, unless that is too old; with
+/// [`Turns`](turns::Turns) it is the turn to see whether the service is ready.
+pub(crate) struct Fair<S = Ages> {
     queue: FairQueue<u32>,
     /// One for each request that has not yet heard what became of it. The queue knows their numbers.
     seats: Slab<Seat>,
     tenants: Tenants,
     fingerprints: Fingerprints,
-    ages: Ages,
+    serves: S,
     max_waiting_per_tenant: usize,
     busy: Busy,
     /// How many that were counted here are in flight uncharged.
@@ -179,6 +185,16 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
+    /// Every request takes the lock.
+    fn never(fingerprints: Fingerprints) -> Self {
+        Self {
+            fingerprints,
+            until: AtomicU64::new(0),
+            below: AtomicUsize::new(0),
+            busy: AtomicU64::new(0),
+        }
+    }
+
     fn fingerprints(&self) -> &Fingerprints {
         &self.fingerprints
     }
@@ -199,7 +215,7 @@ impl Quiet {
     }
 }
 
-impl Fair {
+impl<S: Serves> Fair<S> {
     /// How long the oldest waiter that may be next has waited.
     #[inline]
     fn oldest_that_may_run(&self, now: u64) -> Option<u64> {
@@ -238,7 +254,7 @@ impl Fair {
         });
         let ticket = self.queue.push(tenant, arrival.cost, arrival.at, seat);
         self.seats[seat].state = State::Waits(ticket);
-        self.busy.note(true, scene.now);
+        S::note_busy(self, scene.now);
         seat
     }
 
@@ -262,27 +278,17 @@ impl Fair {
         self.tenants.note_rejected(tenant);
     }
 
-    /// Whether requests without a tenant may start without the lock: there is no other tenant, none is capped, and nobody
-    /// looks for tenants that do not come.
-    fn is_calm(&self) -> bool {
-        let is_looking = !self.told_anonymous && self.tenants.lacks_names();
-        self.tenants.is_one() && self.queue.is_uncapped() && !is_looking
-    }
-
-    /// Whether a request may start at once, if there is a permit, without the age law being told.
+    /// Whether some tenants have a weight, none of them has come, and the log was not told that yet.
     #[inline]
-    fn is_quiet(&self, now: u64, in_flight: u64, age: u64) -> bool {
-        age == 0
-            && now < self.ages.quiet_until()
-            && in_flight < self.ages.quiet_below()
-            && self.queue.is_uncapped()
+    fn is_looking_for_tenants(&self) -> bool {
+        !self.told_anonymous && self.tenants.lacks_names()
     }
 
     /// Whether nobody has waited since a request started.
     #[inline]
     fn was_calm(&self, request: &Uncharged) -> bool {
         request.is_counted
-            && request.tenant != ANONYMOUS
+            && (request.tenant != ANONYMOUS || !self.is_looking_for_tenants())
             && self.busy.since.is_none()
             && self.busy.total == request.busy
     }
@@ -384,11 +390,22 @@ impl Fair {
         self.refused += 1;
         self.tenants.note_refused(tenant);
     }
+}
 
-    /// Takes out one that waits, and does not want to any more.
-    fn cancel(&mut self, ticket: &Ticket, now: u64) {
-        self.queue.cancel(ticket);
-        self.busy.note(self.queue.waiting() > 0, now);
+impl Fair {
+    /// Whether requests without a tenant may start without the lock: there is no other tenant, none is capped, and nobody
+    /// looks for tenants that do not come.
+    fn is_calm(&self) -> bool {
+        self.tenants.is_one() && self.queue.is_uncapped() && !self.is_looking_for_tenants()
+    }
+
+    /// Whether a request may start at once, if there is a permit, without the age law being told.
+    #[inline]
+    fn is_quiet(&self, now: u64, in_flight: u64, age: u64) -> bool {
+        age == 0
+            && now < self.serves.quiet_until()
+            && in_flight < self.serves.quiet_below()
+            && self.queue.is_uncapped()
     }
 }
 
@@ -411,7 +428,7 @@ impl Room for Fair {
 
     fn next(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
         let now = scene.now;
-        self.ages.roll(scene, wakes);
+        self.serves.roll(scene, wakes);
         let mut next = Next::Nobody;
         while next == Next::Nobody && !wakes.is_full() {
             let Some((ticket, mut charge)) = self.queue.next(now) else {
@@ -426,7 +443,7 @@ impl Room for Fair {
                 own,
                 oldest: self.oldest_that_may_run(now),
             };
-            match self.ages.judge(scene, &age) {
+            match self.serves.judge(scene, &age) {
                 Ok(()) => {
                     let seat = &mut self.seats[seat];
                     seat.state = State::Goes(charge);
@@ -442,29 +459,24 @@ impl Room for Fair {
         }
         let somebody_waits = self.queue.waiting() > 0;
         if somebody_waits {
-            self.ages.note_waiting(now);
+            self.serves.note_waiting(now);
         }
         self.busy.note(somebody_waits, now);
         next
     }
 
     fn published(&self) -> Quiet {
-        let quiet = Quiet {
-            fingerprints: self.fingerprints.clone(),
-            until: AtomicU64::new(0),
-            below: AtomicUsize::new(0),
-            busy: AtomicU64::new(0),
-        };
+        let quiet = Quiet::never(self.fingerprints.clone());
         self.publish(&quiet);
         quiet
     }
 
     fn publish(&self, quiet: &Quiet) {
         let until = match self.is_calm() {
-            true => self.ages.quiet_until(),
+            true => self.serves.quiet_until(),
             false => 0,
         };
-        let below = self.ages.quiet_below() as usize;
+        let below = self.serves.quiet_below() as usize;
         if quiet.below.load(Relaxed) != below {
             quiet.below.store(below, Relaxed);
         }

@@ -206,11 +206,7 @@ impl<R: Room> Gate<R> {
 
     /// Changes the limit, but wakes nobody: if it grows, [`settle`](Self::settle) has to follow.
     pub(crate) fn resize(&self, limit: usize) {
-        let _slow = lock(&self.slow); // see `hand_over`
-        let mut word = self.load();
-        while let Err(now) = self.swap(word, word.with_limit(limit)) {
-            word = now;
-        }
+        self.resize_under(&lock(&self.slow), limit);
     }
 
     #[cfg(all(test, backpressure_loom))]
@@ -382,6 +378,32 @@ impl<R: Room> Gate<R> {
         }
         self.note_left(slow);
         goes
+    }
+
+    /// Releases a permit under the lock, to the waiter that is next if there is one. Says what
+    /// [`grant_free`](Self::grant_free) says.
+    pub(super) fn release_under(
+        &self,
+        slow: &mut Slow<R>,
+        completed: u64,
+        now: u64,
+        wakes: &mut Wakes,
+    ) -> bool {
+        if !self.pass_on(slow, completed, now, wakes) {
+            self.word.fetch_sub(IN_FLIGHT_ONE, AcqRel);
+            slow.completed += completed;
+        }
+        slow.room.has_next() && self.grant_free(slow, now, wakes)
+    }
+
+    /// Changes the limit under the lock; [`grant_free`](Self::grant_free) has to follow.
+    pub(super) fn resize_under(&self, _: &Slow<R>, limit: usize) {
+        let mut word = self.load();
+        while word != word.with_limit(limit) {
+            match self.swap(word, word.with_limit(limit)) {
+                Ok(now) | Err(now) => word = now,
+            }
+        }
     }
 
     /// Asks the room who gets a permit that is in flight already.

@@ -29,7 +29,6 @@ pub(crate) mod circuit;
 pub(crate) mod circuits;
 pub(crate) mod claim;
 pub(crate) mod fair;
-pub(crate) mod fair_gate;
 mod fifo;
 pub(crate) mod fingerprint;
 mod foreign;

@@ -15,12 +15,12 @@ use tower_service::Service;
 use crate::{
     BoxError, Hold, ResponseFuture,
     admission::{
-        fair_gate::{Arrival, Arrived, Begun, End, FairGate, Look, Wakes},
+        fair::{After, Arrival, Begun, Came, End, Fair, From as CameFrom, Grant, Look, Turns},
+        gate::Gate,
         hand_back,
         handover::{self, Handover, KeptBack},
         nested::{self, LimiterId},
     },
-    algorithm::fair_queue::{Charge, Ticket},
     clock::{self, Now},
     hold::sealed::Held,
     sync::Arc,
@@ -109,22 +109,22 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Result<Sent<S::Future>, BoxError>> {
         loop {
-            let ticket = ready!(self.as_mut().poll_turn(cx))?;
+            let seat = ready!(self.as_mut().poll_turn(cx))?;
             let this = self.as_mut().project();
-            let waker = WakesTurn::waker(this.wakes_turn, cx.waker(), this.place, ticket);
-            let polling = Polling(this.place, ticket);
+            let waker = WakesTurn::waker(this.wakes_turn, cx.waker(), this.place, seat);
+            let polling = Polling(this.place, seat);
             let polled = this.inner.poll_ready(&mut Context::from_waker(waker));
             drop(polling);
             if polled.map_err(Into::into)?.is_pending() {
                 ready!(self.as_mut().poll_timer(cx, None));
-                return Poll::Ready(Err(self.place.gate.time_out(self.place.arrival)));
+                return Poll::Ready(Err(self.place.gate.time_out(&self.place.arrival)));
             }
             let mut now = Now::default();
-            let (begun, wakes) = this.place.gate.begin(&ticket, &mut now);
+            let (begun, after) = this.place.gate.begin(&this.place.arrival, seat, &mut now);
             match begun {
-                Begun::Yes(charge, waited) => {
-                    let mut running = this.place.run(charge);
-                    wakes.wake();
+                Begun::Yes(grant, waited) => {
+                    let mut running = this.place.run(grant);
+                    after.run(&running.gate);
                     running.send();
                     let request = this.request.take().expect("sent once");
                     let _told = (waited.tell(), clock::pass(&now));
@@ -133,9 +133,9 @@ where
                     return Poll::Ready(Ok((future, running, handover.end())));
                 }
                 Begun::No => {
-                    // What the inner service has reserved is for whoever has the turn now.
+                    // What the inner service has reserved is for the request that has the turn now.
                     *this.inner = this.inner.clone();
-                    wakes.wake();
+                    after.run(&this.place.gate);
                 }
             }
         }
@@ -144,7 +144,7 @@ where
 
 impl<S, R> Waiting<S, R> {
     /// Ready when it is its turn.
-    fn poll_turn(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Ticket, BoxError>> {
+    fn poll_turn(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<u32, BoxError>> {
         loop {
             let this = self.as_mut().project();
             let Place {
@@ -152,31 +152,30 @@ impl<S, R> Waiting<S, R> {
                 arrival,
                 stage,
             } = this.place;
-            let ticket = match *stage {
-                Stage::Waits(ticket) => ticket,
+            let seat = match *stage {
+                Stage::Waits(seat) => seat,
                 Stage::Arrived => {
                     nested::check(LimiterId::of(gate), gate.bounds.name());
-                    let entered = gate.enqueue(*arrival, cx.waker().clone());
-                    let (ticket, wakes) = entered.map_err(|refusal| refusal as BoxError)?;
-                    *stage = Stage::Waits(ticket);
-                    let evicts = wakes.evicts();
-                    wakes.wake();
-                    if evicts {
-                        gate.report_eviction();
-                    }
+                    let entered = gate.enter(arrival, cx.waker().clone());
+                    let entered = entered.map_err(|rejected| rejected as BoxError)?;
+                    *stage = Stage::Waits(entered.seat);
+                    entered.after.run(gate);
                     let max_wait = gate.bounds.max_wait();
                     *this.deadline = max_wait.map(|max_wait| sleep(max_wait).deadline());
-                    ticket
+                    entered.seat
                 }
                 Stage::Gone => panic!("polled after it completed"),
             };
-            match gate.look(*arrival, &ticket, cx.waker()) {
-                Look::Turn => return Poll::Ready(Ok(ticket)),
-                Look::Evicted(refusal) => return Poll::Ready(Err(refusal)),
+            match gate.look_for_turn(arrival, seat, cx.waker()) {
+                Look::Turn => return Poll::Ready(Ok(seat)),
+                Look::Rejected(rejected) => {
+                    *stage = Stage::Gone;
+                    return Poll::Ready(Err(rejected));
+                }
                 Look::Wait(look_again) => {
                     if ready!(self.as_mut().poll_timer(cx, Some(look_again))) {
                         let Place { gate, arrival, .. } = &self.place;
-                        return Poll::Ready(Err(gate.time_out(*arrival)));
+                        return Poll::Ready(Err(gate.time_out(arrival)));
                     }
                 }
             }
@@ -263,7 +262,7 @@ impl<S, F, R, H> fmt::Debug for WfqResponseFuture<S, F, R, H> {
 
 /// A request's place at the gate, until it is sent. Dropping it leaves.
 pub(crate) struct Place {
-    gate: Arc<FairGate>,
+    gate: Arc<Gate<Fair<Turns>>>,
     arrival: Arrival,
     stage: Stage,
 }
@@ -272,12 +271,12 @@ pub(crate) struct Place {
 enum Stage {
     Arrived,
     /// For its turn, or with it.
-    Waits(Ticket),
+    Waits(u32),
     Gone,
 }
 
 impl Place {
-    pub(crate) fn new(gate: Arc<FairGate>, arrival: Arrival) -> Self {
+    pub(crate) fn new(gate: Arc<Gate<Fair<Turns>>>, arrival: Arrival) -> Self {
         Self {
             gate,
             arrival,
@@ -285,19 +284,19 @@ impl Place {
         }
     }
 
-    fn run(&mut self, charge: Charge) -> Running {
+    fn run(&mut self, grant: Grant) -> Running {
         self.stage = Stage::Gone;
-        Running::new(Arc::clone(&self.gate), charge)
+        Running::new(Arc::clone(&self.gate), grant)
     }
 }
 
 /// If the inner service panics while it is polled, the future may yet be kept: its turn is one that nobody uses.
-struct Polling<'a>(&'a Place, Ticket);
+struct Polling<'a>(&'a Place, u32);
 
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.gate.note_woken(&self.1);
+            self.0.gate.note_woken(self.1);
         }
     }
 }
@@ -305,8 +304,8 @@ impl Drop for Polling<'_> {
 impl Drop for Place {
     fn drop(&mut self) {
         match self.stage {
-            Stage::Arrived => self.gate.depart(self.arrival),
-            Stage::Waits(ticket) => self.gate.leave(self.arrival, &ticket),
+            Stage::Arrived => self.gate.depart(&self.arrival),
+            Stage::Waits(seat) => self.gate.leave(&self.arrival, seat),
             Stage::Gone => {}
         }
     }
@@ -318,38 +317,40 @@ impl Drop for Place {
     reason = "it is held, and nothing else can be done with it"
 )]
 pub struct Running {
-    gate: Arc<FairGate>,
+    gate: Arc<Gate<Fair<Turns>>>,
     /// Until it is settled.
-    charge: Option<Charge>,
+    grant: Option<Grant>,
     end: End,
 }
 
 impl Running {
-    pub(crate) fn new(gate: Arc<FairGate>, charge: Charge) -> Self {
+    #[inline]
+    pub(super) fn new(gate: Arc<Gate<Fair<Turns>>>, grant: Grant) -> Self {
         Self {
             gate,
-            charge: Some(charge),
+            grant: Some(grant),
             end: End::NotSent,
         }
     }
 
     /// It is sent now.
-    pub(crate) fn send(&mut self) {
+    #[inline]
+    pub(super) fn send(&mut self) {
         self.end = End::Served;
     }
 
     /// It was not sent after all, and has to wait.
-    pub(super) fn take_back(mut self, arrival: Arrival) -> (Arrived, Wakes) {
-        let charge = self.charge.take().expect("it has not ended");
-        self.gate.take_back(arrival, charge)
+    pub(super) fn take_back(mut self, from: CameFrom) -> (Came, After) {
+        let grant = self.grant.take().expect("it has not ended");
+        self.gate.take_back(grant, from)
     }
 }
 
 impl Drop for Running {
     #[inline]
     fn drop(&mut self) {
-        if let Some(charge) = self.charge.take() {
-            self.gate.end(charge, self.end, &mut Now::default());
+        if let Some(grant) = self.grant.take() {
+            self.gate.over(grant, self.end, &mut Now::default());
         }
     }
 }
@@ -366,15 +367,15 @@ impl Held for Running {
 
 impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Running").field(&self.charge).finish()
+        f.debug_tuple("Running").field(&self.grant).finish()
     }
 }
 
 /// Wakes the task of a request whose turn it is, and lets the gate know that it was woken: if it is not
 /// polled then, the turn is not used.
 struct WakesTurn {
-    gate: Arc<FairGate>,
-    ticket: Ticket,
+    gate: Arc<Gate<Fair<Turns>>>,
+    seat: u32,
     task: Waker,
 }
 
@@ -382,11 +383,11 @@ struct WakesTurn {
 type Cached = Option<(Waker, Waker)>;
 
 impl WakesTurn {
-    fn waker<'a>(cached: &'a mut Cached, task: &Waker, place: &Place, ticket: Ticket) -> &'a Waker {
+    fn waker<'a>(cached: &'a mut Cached, task: &Waker, place: &Place, seat: u32) -> &'a Waker {
         if !(cached.as_ref()).is_some_and(|(_, of)| of.will_wake(task)) {
             let wakes = Self {
                 gate: Arc::clone(&place.gate),
-                ticket,
+                seat,
                 task: task.clone(),
             };
             *cached = Some((Waker::from(std::sync::Arc::new(wakes)), task.clone()));
@@ -402,7 +403,7 @@ impl Wake for WakesTurn {
     }
 
     fn wake_by_ref(self: &std::sync::Arc<Self>) {
-        self.gate.note_woken(&self.ticket);
+        self.gate.note_woken(self.seat);
         self.task.wake_by_ref();
     }
 }

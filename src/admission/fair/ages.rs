@@ -19,7 +19,7 @@ const LONGEST_RETRY_AFTER: u64 = 60_000_000_000;
 /// [`quiet_until`](Self::quiet_until) such requests pass without the room's lock. How many they were is found out from
 /// how many the gate has admitted.
 #[derive(Debug)]
-pub(super) struct Ages {
+pub(crate) struct Ages {
     law: CoDel,
     /// How many admissions the law was told of.
     knows_of: u64,
@@ -31,7 +31,7 @@ pub(super) struct Ages {
 
 /// How old a request is, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Age {
+pub(crate) struct Age {
     /// Since it was submitted.
     pub(super) all: u64,
     /// The part of that which it waited in this room.

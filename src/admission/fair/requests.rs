@@ -10,17 +10,17 @@
 
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
-use super::{Age, Fair, Grant, Rejection, Seat, State, Uncharged};
+use super::{Age, Ages, Fair, Grant, Quiet, Rejection, Seat, State, Uncharged};
 use crate::{
     BoxError, Overloaded, Reason,
     admission::{
         fingerprint::Fingerprint,
         foreign::Foreign,
         gate::{Gate, Slow},
-        room::{Room, Wakes},
+        room::{Room, Scene, Wakes},
         tenants::{ANONYMOUS, ask_weight, check_name},
     },
-    algorithm::fair_queue::Ticket,
+    algorithm::fair_queue::{Charge, Ticket},
     clock::Now,
     observe::events,
     sync::{MutexGuard, lock},
@@ -97,7 +97,10 @@ pub(crate) struct After {
 
 impl After {
     /// Not under a lock.
-    pub(crate) fn run(self, gate: &Gate<Fair>) {
+    pub(crate) fn run<S>(self, gate: &Gate<Fair<S>>)
+    where
+        Fair<S>: Room,
+    {
         if self.settles {
             let mut foreign = Foreign::default();
             foreign.run(|| self.wakes.wake());
@@ -241,33 +244,38 @@ impl Gate<Fair> {
             let in_flight = word.in_flight();
             let scene = self.scene(slow, in_flight, in_flight, now);
             let room = &mut slow.room;
-            room.ages.note_trial();
-            room.ages.roll(&scene, wakes);
+            room.serves.note_trial();
+            room.serves.roll(&scene, wakes);
             let age = Age {
                 all: age,
                 own: 0,
                 oldest: room.oldest_that_may_run(now),
             };
-            let judged = room.ages.judge(&scene, &age);
+            let judged = room.serves.judge(&scene, &age);
             judged.map_err(|reason| Rejection::by_age(reason, age))?;
             if self.try_admit_below(usize::MAX) {
                 return Ok(Some(room.start(tenant, cost, now)));
             }
-            room.ages.forget_one();
+            room.serves.forget_one();
         }
         match slow.room.has_place(tenant, self.bounds.max_waiting()) {
             true => Ok(None),
             false => Err(Rejection::QUEUE_FULL),
         }
     }
+}
 
+impl<S: Serves> Gate<Fair<S>>
+where
+    Fair<S>: Room<Published = Quiet>,
+{
     /// Asks for the weight of a tenant that is not known yet, without the lock.
     #[cold]
-    fn ask_weight<'a>(
+    pub(super) fn ask_weight<'a>(
         &'a self,
-        slow: MutexGuard<'a, Slow<Fair>>,
+        slow: MutexGuard<'a, Slow<Fair<S>>>,
         named: Option<&(Fingerprint, &str)>,
-    ) -> (MutexGuard<'a, Slow<Fair>>, Option<u32>) {
+    ) -> (MutexGuard<'a, Slow<Fair<S>>>, Option<u32>) {
         let Some((key, name)) = named else {
             return (slow, None);
         };
@@ -306,11 +314,8 @@ impl Gate<Fair> {
         let word = self.load();
         let scene = self.scene(&slow, word.in_flight(), word.in_flight(), now);
         let room = &mut slow.room;
-        room.ages.note_trial();
-        room.ages.roll(&scene, &mut wakes);
-        if !word.has_room() {
-            room.ages.note_waiting(now);
-        }
+        room.serves
+            .note_entering(&scene, word.has_room(), &mut wakes);
         let seat = room.push(arrival, waker, max_waiting, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
         let is_decided = !matches!(slow.room.seats[seat].state, State::Waits(_));
@@ -367,9 +372,9 @@ impl Gate<Fair> {
     }
 
     /// Of a request for which it is decided.
-    fn take_fate(
+    pub(super) fn take_fate(
         &self,
-        mut slow: MutexGuard<'_, Slow<Fair>>,
+        mut slow: MutexGuard<'_, Slow<Fair<S>>>,
         arrival: &Arrival,
         seat: u32,
     ) -> Fate {
@@ -385,7 +390,7 @@ impl Gate<Fair> {
 
     /// Of a request that was rejected and counted. It owns its seat until the log was told, which is foreign: if that
     /// panics, the request [leaves](Self::leave).
-    fn take_rejection(
+    pub(super) fn take_rejection(
         &self,
         arrival: &Arrival,
         seat: u32,
@@ -408,8 +413,11 @@ impl Gate<Fair> {
         let Seat { state, waker, .. } = slow.room.seats.remove(seat);
         match state {
             State::Goes(charge) => {
-                // Its waker was taken when it was granted a permit.
-                return self.release_granted(slow, Grant::Charged(charge), End::NotSent, now);
+                S::withdraw(&mut slow.room, arrival, seat, charge, now);
+                let mut wakes = Wakes::default();
+                let settles = self.release_under(&mut slow, 0, now, &mut wakes);
+                drop(slow);
+                return After { wakes, settles }.run(self); // its own waker was taken when it was granted a permit
             }
             State::Waits(ticket) => self.cancel(&mut slow, arrival, &ticket, now),
             State::Rejected(_) => {}
@@ -421,8 +429,15 @@ impl Gate<Fair> {
     }
 
     /// A waiter gives up.
-    fn cancel(&self, slow: &mut Slow<Fair>, arrival: &Arrival, ticket: &Ticket, now: u64) {
-        slow.room.cancel(ticket, now);
+    pub(super) fn cancel(
+        &self,
+        slow: &mut Slow<Fair<S>>,
+        arrival: &Arrival,
+        ticket: &Ticket,
+        now: u64,
+    ) {
+        slow.room.queue.cancel(ticket);
+        S::note_busy(&mut slow.room, now);
         self.bounds.waits.record(now.saturating_sub(arrival.at));
         self.note_left(slow);
     }
@@ -433,7 +448,9 @@ impl Gate<Fair> {
         slow.room.tenants.detach(arrival.tenant);
         slow.room.publish(&self.published);
     }
+}
 
+impl Gate<Fair> {
     /// Whether nobody waited while an admitted request was in flight, and the room need not be told that it is over.
     #[inline]
     pub(crate) fn passes(&self, grant: &Grant) -> bool {
@@ -483,44 +500,33 @@ impl Gate<Fair> {
         let mut wakes = Wakes::default();
         slow.room.settle(grant, end, now);
         let all_anonymous = slow.room.all_anonymous();
-        let handed_over = self.pass_on(&mut slow, completed, now, &mut wakes);
-        // It may have been all that its tenant may have in flight: then a waiter can be next that could not before.
-        let news = slow.room.has_next() && !self.load().queued();
-        let settles = news && self.grant_free(&mut slow, now, &mut wakes);
+        let settles = self.release_under(&mut slow, completed, now, &mut wakes);
         if all_anonymous.is_some() {
             slow.room.publish(&self.published);
         }
         drop(slow);
-        let simple = handed_over && !settles && all_anonymous.is_none();
-        match simple {
-            true => wakes.wake(),
-            false => self.release_rest(
-                completed,
-                handed_over,
-                After { wakes, settles },
-                all_anonymous,
-            ),
+        self.finish(all_anonymous, After { wakes, settles });
+    }
+}
+
+impl<S: Serves> Gate<Fair<S>>
+where
+    Fair<S>: Room<Published = Quiet>,
+{
+    /// After the lock. Tells the log if no request of a hundred had a tenant although some tenants have a weight.
+    #[inline]
+    pub(super) fn finish(&self, all_anonymous: Option<u64>, after: After) {
+        match all_anonymous {
+            None => after.run(self),
+            Some(served) => self.tell_anonymous(served, after),
         }
     }
 
-    fn release_rest(
-        &self,
-        completed: u64,
-        handed_over: bool,
-        after: After,
-        all_anonymous: Option<u64>,
-    ) {
-        if after.wakes.is_empty() && !after.settles && all_anonymous.is_none() {
-            return self.free(completed);
-        }
+    #[cold]
+    fn tell_anonymous(&self, served: u64, after: After) {
         let mut foreign = Foreign::default();
-        if !handed_over {
-            foreign.run(|| self.free(completed));
-        }
         foreign.run(|| after.run(self));
-        if let Some(served) = all_anonymous {
-            foreign.run(|| events::all_anonymous(self.bounds.name(), served));
-        }
+        foreign.run(|| events::all_anonymous(self.bounds.name(), served));
         foreign.finish();
     }
 
@@ -531,9 +537,9 @@ impl Gate<Fair> {
     }
 
     /// Counts a rejection, and makes it.
-    fn reject(
+    pub(super) fn reject(
         &self,
-        slow: &mut Slow<Fair>,
+        slow: &mut Slow<Fair<S>>,
         tenant: u32,
         rejection: Rejection,
         now: u64,
@@ -545,9 +551,9 @@ impl Gate<Fair> {
 
     /// Where the age does not tell when to come back, it is when all that the tenant has waiting is served, at its share
     /// of the rate at which requests were served lately.
-    fn rejection(
+    pub(super) fn rejection(
         &self,
-        slow: &mut Slow<Fair>,
+        slow: &mut Slow<Fair<S>>,
         tenant: u32,
         Rejection { reason, age }: Rejection,
         now: u64,
@@ -571,7 +577,40 @@ fn not_told() -> Box<Overloaded> {
     Box::new(Overloaded::new("edge", Reason::NotReady, Duration::ZERO))
 }
 
-impl Fair {
+/// What a permit that is granted is good for.
+pub(crate) trait Serves: Sized {
+    /// A request comes to wait.
+    fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
+        let _ = (scene, has_room, wakes);
+    }
+
+    /// A request that was granted a permit has not picked it up, and is gone.
+    fn withdraw(room: &mut Fair<Self>, arrival: &Arrival, seat: u32, charge: Charge, now: u64);
+
+    /// How many wait has changed.
+    fn note_busy(room: &mut Fair<Self>, now: u64);
+}
+
+impl Serves for Ages {
+    fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
+        self.note_trial();
+        self.roll(scene, wakes);
+        if !has_room {
+            self.note_waiting(scene.now);
+        }
+    }
+
+    fn withdraw(room: &mut Fair, _: &Arrival, _: u32, charge: Charge, now: u64) {
+        room.settle(Grant::Charged(charge), End::NotSent, now);
+    }
+
+    #[inline]
+    fn note_busy(room: &mut Fair, now: u64) {
+        room.busy.note(room.queue.waiting() > 0, now);
+    }
+}
+
+impl<S> Fair<S> {
     /// How many were served, if none of them had a tenant although there are weights for some. Says so once.
     #[inline]
     pub(super) fn all_anonymous(&mut self) -> Option<u64> {

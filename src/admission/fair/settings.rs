@@ -2,7 +2,10 @@
 
 use std::num::NonZeroU32;
 
-use super::{Busy, Fair, Slab, Wakes, ages::Ages, requests::After};
+use super::{
+    Ages, Busy, Fair, Quiet, Slab, Wakes,
+    requests::{After, Serves},
+};
 use crate::{
     Clock, ConfigError, WfqConfig,
     admission::{
@@ -56,13 +59,18 @@ impl Gate<Fair> {
         let bounds = Bounds::new(kind);
         bounds.set_max_waiting(config.max_waiting);
         bounds.set_max_wait(config.max_wait);
-        let room = Fair::new(config, ages, clock.nanos());
+        let room = Fair::new(config, Ages::new(ages, clock.nanos()));
         let limit = governor.limit();
         Self::with(bounds, clock, limit, Some(governor), room)
     }
+}
 
+impl<S: Serves> Gate<Fair<S>>
+where
+    Fair<S>: Room<Published = Quiet>,
+{
     /// Changes the room. Who may go by that, goes.
-    fn change<T>(&self, change: impl FnOnce(&mut Fair) -> T) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Fair<S>) -> T) -> T {
         let now = self.clock.nanos(); // not under the lock
         let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
@@ -137,14 +145,16 @@ impl Gate<Fair> {
     pub(crate) fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
         self.change(|room| room.queue.set_max_running(max_running(max)));
     }
+}
 
+impl Gate<Fair> {
     /// Changes what the admission by age holds to. The settings have been checked.
     pub(crate) fn set_ages(&self, settings: Settings) {
-        self.change(|room| room.ages.set(settings));
+        self.change(|room| room.serves.set(settings));
     }
 
     pub(crate) fn ages(&self) -> Settings {
-        lock(&self.slow).room.ages.settings()
+        lock(&self.slow).room.serves.settings()
     }
 
     pub(crate) fn shows(&self) -> Snapshot {
@@ -152,7 +162,7 @@ impl Gate<Fair> {
         let (permits, (shown, wakes)) = self.snapshot_with(|slow, scene| {
             let room = &mut slow.room;
             let mut wakes = Wakes::default();
-            room.ages.roll(scene, &mut wakes);
+            room.serves.roll(scene, &mut wakes);
             let shown = Shown {
                 served: room.served + past.done,
                 refused: room.refused,
@@ -160,9 +170,9 @@ impl Gate<Fair> {
                 tenants: room.tenants.tracked(),
                 weights: room.tenants.weights(),
                 overflowed: room.tenants.overflowed(),
-                ages: room.ages.report(scene.now),
-                width: room.ages.limit(),
-                settings: room.ages.settings(),
+                ages: room.serves.report(scene.now),
+                width: room.serves.limit(),
+                settings: room.serves.settings(),
             };
             (shown, wakes)
         });
@@ -215,8 +225,8 @@ impl Gate<Fair> {
     }
 }
 
-impl Fair {
-    fn new(config: WfqConfig, ages: Settings, now: u64) -> Self {
+impl<S> Fair<S> {
+    pub(super) fn new(config: WfqConfig, serves: S) -> Self {
         let fingerprints = Fingerprints::new();
         let mut queue = FairQueue::new();
         queue.set_max_running(max_running(config.max_in_flight_per_tenant));
@@ -233,7 +243,7 @@ impl Fair {
             seats: Slab::new(),
             tenants,
             fingerprints,
-            ages: Ages::new(ages, now),
+            serves,
             max_waiting_per_tenant: config.max_waiting_per_tenant.unwrap_or(usize::MAX),
             busy: Busy::default(),
             uncharged: 0,
