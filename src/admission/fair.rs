@@ -60,8 +60,6 @@ pub(crate) struct Fair<S = Ages> {
     serves: S,
     max_waiting_per_tenant: usize,
     busy: Busy,
-    /// How many that were counted here are in flight uncharged.
-    uncharged: usize,
     /// How many of those that were counted here are done, and what all tenants used together.
     served: u64,
     recent: Recent,
@@ -159,6 +157,11 @@ impl Busy {
         self.total + current
     }
 
+    /// Whether somebody has waited since it showed this.
+    fn has_begun_since(&self, total: u64) -> bool {
+        self.since.is_some() || self.total > total
+    }
+
     #[inline]
     fn note(&mut self, somebody_waits: bool, now: u64) {
         match (self.since, somebody_waits) {
@@ -221,6 +224,13 @@ impl<S: Serves> Fair<S> {
     fn oldest_that_may_run(&self, now: u64) -> Option<u64> {
         let oldest = self.queue.oldest_that_may_run();
         oldest.map(|since| now.saturating_sub(since))
+    }
+
+    fn note_busy(&mut self, somebody_waits: bool, now: u64) {
+        if somebody_waits && self.busy.since.is_none() {
+            self.queue.set_busy_since(now);
+        }
+        self.busy.note(somebody_waits, now);
     }
 
     /// Whether there is a place for one more request of this tenant, or another tenant's can make one.
@@ -297,11 +307,11 @@ impl<S: Serves> Fair<S> {
     #[inline]
     fn finish_calm(&mut self, request: &Uncharged, now: u64) {
         let (used, epoch) = (request.used(now), Recent::epoch(now));
-        self.uncharged -= 1;
         self.served += 1;
         self.recent.add(used, epoch);
+        self.queue.end_uncharged(request.tenant, request.cost);
         self.queue.learn(request.tenant, request.took(now));
-        self.tenants.finish_uncharged(request.tenant, used, epoch);
+        self.tenants.finish(request.tenant, used, epoch);
     }
 
     /// Starts a request of an attached tenant, for which there is a permit.
@@ -314,8 +324,7 @@ impl<S: Serves> Fair<S> {
 
     #[inline]
     fn start_uncharged(&mut self, tenant: u32, cost: NonZeroU32, now: u64) -> Grant {
-        self.uncharged += 1;
-        self.tenants.start_uncharged(tenant);
+        self.queue.begin_uncharged(tenant, cost);
         Grant::Uncharged(Uncharged {
             tenant,
             cost,
@@ -357,24 +366,31 @@ impl<S: Serves> Fair<S> {
     fn settle_uncharged(&mut self, request: &Uncharged, end: End, now: u64) {
         let tenant = request.tenant;
         let took = request.took(now);
-        let others_waited = self.busy.total(now).saturating_sub(request.busy).min(took);
+        // Of what it had while others waited nothing is free, see `Charge::used`.
+        let others_waited = match self.busy.has_begun_since(request.busy) {
+            true => (self.busy.total(now) - request.busy).min(took).max(1),
+            false => 0,
+        };
         let charged = others_waited.saturating_mul(request.cost.get().into());
+        if request.is_counted {
+            self.queue.end_uncharged(tenant, request.cost);
+        }
         match end {
             End::Served => {
-                self.queue.finish_uncharged(tenant, took, charged);
+                self.queue.learn(tenant, took);
                 self.note_served(tenant, 1, request.used(now), now);
             }
             End::ServiceRefused => {
-                self.queue.charge_late(tenant, charged);
                 self.note_served(tenant, 0, request.used(now), now);
                 self.note_refused(tenant);
             }
             End::Refused => self.note_refused(tenant),
             End::NotSent => {}
         }
+        if charged > 0 && matches!(end, End::Served | End::ServiceRefused) {
+            self.queue.charge_late(tenant, charged);
+        }
         if request.is_counted {
-            self.uncharged -= 1;
-            self.tenants.end_uncharged(tenant);
             self.tenants.detach(tenant);
         }
     }
@@ -461,7 +477,7 @@ impl Room for Fair {
         if somebody_waits {
             self.serves.note_waiting(now);
         }
-        self.busy.note(somebody_waits, now);
+        self.note_busy(somebody_waits, now);
         next
     }
 

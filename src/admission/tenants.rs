@@ -133,8 +133,6 @@ pub(super) struct Tenants {
 struct Record {
     /// How many requests of its there are, but for those that went past the queue.
     attached: usize,
-    /// How many of those are in flight without a charge, because nobody waited when they started.
-    uncharged: usize,
     served: u64,
     recent: Recent,
     idle_previous: u32,
@@ -261,7 +259,6 @@ impl Tenants {
             tenant,
             key,
             attached: 0,
-            uncharged: 0,
             idle_previous: NIL,
             idle_next: NIL,
             served: 0,
@@ -419,29 +416,16 @@ impl Tenants {
         record.recent.add(used, epoch);
     }
 
-    /// A request starts without a charge.
+    /// The same as [`note_served`](Self::note_served) and [`detach`](Self::detach), of one request.
     #[inline]
-    pub(super) fn start_uncharged(&mut self, id: u32) {
-        self.records[id as usize].uncharged += 1;
-    }
-
-    /// One that did was served, and is gone.
-    #[inline]
-    pub(super) fn finish_uncharged(&mut self, id: u32, used: u64, epoch: u64) {
+    pub(super) fn finish(&mut self, id: u32, used: u64, epoch: u64) {
         let record = &mut self.records[id as usize];
-        record.uncharged -= 1;
         record.served += 1;
         record.recent.add(used, epoch);
         record.attached -= 1;
         if record.attached == 0 {
             self.link_idle(id);
         }
-    }
-
-    /// One that did is over.
-    #[inline]
-    pub(super) fn end_uncharged(&mut self, id: u32) {
-        self.records[id as usize].uncharged -= 1;
     }
 
     pub(super) fn note_refused(&mut self, id: u32) {
@@ -482,7 +466,6 @@ impl Tenants {
         let (shared, named) = self.records.split_at(2);
         shared.iter().all(|record| record.attached == 1)
             && named.iter().all(|record| record.attached == 0)
-            && self.records.iter().all(|record| record.uncharged == 0)
     }
 
     /// `all` is what all tenants together have had.
@@ -522,7 +505,7 @@ impl Tenants {
             tenant: record.tenant.clone(),
             weight: state.weight,
             waiting: state.waiting as usize,
-            running: state.running as usize + record.uncharged,
+            running: state.running as usize,
             served: record.served,
             rejected: record.rejected,
             refused: record.refused,

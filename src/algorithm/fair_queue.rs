@@ -130,6 +130,10 @@ pub(crate) struct FairQueue<T> {
     pace: u128,
     /// Virtual time when requests began to wait.
     began_to_wait: u128,
+    /// When that was.
+    busy_since: u64,
+    /// How many run that were not charged.
+    uncharged: usize,
     /// The service of which `pace` does not know yet.
     used: u64,
     /// The waiter whose arrival counts as 0 in the order of who is next.
@@ -154,6 +158,9 @@ struct Tenant {
     counted: u32,
     running: u32,
     begun: Begun,
+    /// How many run that were not charged, and what they cost together.
+    uncharged: u32,
+    uncharged_cost: u64,
 }
 
 impl Tenant {
@@ -330,6 +337,8 @@ impl<T> FairQueue<T> {
             weight_waiting: 0,
             pace: 0,
             began_to_wait: 0,
+            busy_since: 0,
+            uncharged: 0,
             used: 0,
             first_arrival: 0,
             estimate: 0,
@@ -352,6 +361,8 @@ impl<T> FairQueue<T> {
             counted: 0,
             running: 0,
             begun: Begun::default(),
+            uncharged: 0,
+            uncharged_cost: 0,
         };
         if let Some(id) = self.free_tenants.pop() {
             self.tenants[id as usize] = tenant;
@@ -370,8 +381,10 @@ impl<T> FairQueue<T> {
             _ => self.paced_entry(tenant, self.estimate), // if it were new, nothing would be known of it
         };
         let idle = &self.tenants[tenant as usize];
-        let lossless =
-            idle.waiting == 0 && idle.running == 0 && idle.tag <= entry.saturating_add(FORGIVEN);
+        let lossless = idle.waiting == 0
+            && idle.running == 0
+            && idle.uncharged == 0
+            && idle.tag <= entry.saturating_add(FORGIVEN);
         if lossless {
             self.recount_backlog(tenant);
             self.free_tenants.push(tenant);
@@ -420,9 +433,9 @@ impl<T> FairQueue<T> {
         self.virtual_time
     }
 
-    /// How many were dispatched and are not done.
+    /// How many were dispatched and are not done, charged or not.
     pub(crate) fn running(&self) -> usize {
-        self.running
+        self.running + self.uncharged
     }
 
     /// Whether there is one that may be next.
@@ -465,7 +478,7 @@ impl<T> FairQueue<T> {
         State {
             weight: tenant.weight,
             waiting: tenant.waiting,
-            running: tenant.running,
+            running: tenant.running + tenant.uncharged,
             oldest: (tenant.head != NIL).then(|| self.slots[tenant.head].since),
         }
     }
@@ -617,20 +630,37 @@ impl<T> FairQueue<T> {
         learn(&mut self.estimate, took);
     }
 
-    /// The same, and its tenant is charged for the part of that in which others waited.
+    /// A request begins while nobody waits: its tenant is charged for what it uses when others wait, and only for that.
     #[inline]
-    pub(crate) fn finish_uncharged(&mut self, tenant: u32, took: u64, charged: u64) {
-        self.learn(tenant, took);
-        if charged > 0 {
-            self.used = self.used.saturating_add(charged);
-            self.charge_late(tenant, charged);
+    pub(crate) fn begin_uncharged(&mut self, id: u32, cost: NonZeroU32) {
+        let tenant = &mut self.tenants[id as usize];
+        tenant.uncharged += 1;
+        tenant.uncharged_cost += u64::from(cost.get());
+        self.uncharged += 1;
+    }
+
+    /// One that did has ended.
+    #[inline]
+    pub(crate) fn end_uncharged(&mut self, id: u32, cost: NonZeroU32) {
+        let tenant = &mut self.tenants[id as usize];
+        tenant.uncharged -= 1;
+        tenant.uncharged_cost -= u64::from(cost.get());
+        self.uncharged -= 1;
+        if tenant.head != NIL {
+            self.reorder(id); // what it was over by counts no more
         }
     }
 
-    /// Charges a tenant for service that it had while others waited, of which the queue knew nothing: from where the
-    /// others were when they began to wait.
+    /// Requests wait since then.
+    pub(crate) fn set_busy_since(&mut self, now: u64) {
+        self.busy_since = now;
+    }
+
+    /// Charges a tenant for service that it had uncharged while others waited: from where the others were when they began
+    /// to wait.
     #[cold]
     pub(crate) fn charge_late(&mut self, id: u32, charged: u64) {
+        self.used = self.used.saturating_add(charged);
         let began = self.began_to_wait;
         let tenant = &mut self.tenants[id as usize];
         tenant.tag = tenant.tag.max(began);
@@ -754,7 +784,7 @@ impl<T> FairQueue<T> {
         let tenant = &self.tenants[id as usize];
         let one_request = u128::from(expected) * u128::from(tenant.price);
         // Each request that runs counts as a tenant of this one's weight, as it is not known whose they are.
-        let running = u64::from(tenant.weight).saturating_mul(self.running as u64);
+        let running = u64::from(tenant.weight).saturating_mul(self.running() as u64);
         let competing = self.weight_waiting.saturating_add(running).max(1);
         let moved = u128::from(mem::take(&mut self.used)) * u128::from(ONE / competing);
         let most = self.virtual_time.saturating_add(one_request);
@@ -842,11 +872,16 @@ impl<T> FairQueue<T> {
     fn overrun(&self, id: u32, now: u64) -> u128 {
         let tenant = &self.tenants[id as usize];
         let begun = &tenant.begun;
-        if begun.cost == 0 {
+        if begun.cost == 0 && tenant.uncharged == 0 {
             return 0;
         }
         let used = (u128::from(begun.cost) * u128::from(now)).saturating_sub(begun.since);
-        let over = u64::try_from(used.saturating_sub(begun.paid)).unwrap_or(u64::MAX);
+        let over = used.saturating_sub(begun.paid);
+        // As if it had been charged for them when requests began to wait.
+        let each = now.saturating_sub(self.busy_since);
+        let each = each.max(tenant.expected(self.estimate)).max(1);
+        let over = over.saturating_add(u128::from(tenant.uncharged_cost) * u128::from(each));
+        let over = u64::try_from(over).unwrap_or(u64::MAX);
         u128::from(over) * u128::from(tenant.price)
     }
 

@@ -173,10 +173,11 @@ async fn tenants_are_found_where_they_are_looked_for() {
 
 #[tokio::test(start_paused = true)]
 async fn tenants_for_whom_there_is_no_room_share_one_and_those_who_were_idle_make_room() {
-    let server = Server::new(10, WfqConfig::default().max_tenants(2));
+    let server = Server::new(3, WfqConfig::default().max_tenants(2));
     let a = server.pending("a", 0);
     let b = server.pending("b", 1);
     let mut c = server.pending("c", 2);
+    let waits = server.pending("b", 9); // only what is used while others wait is charged
     let overflow = |server: &Server| server.handle.tenant(Tenant::Overflow).unwrap().running;
     assert_eq!(
         (overflow(&server), server.handle.snapshot().overflowed),
@@ -188,6 +189,7 @@ async fn tenants_for_whom_there_is_no_room_share_one_and_those_who_were_idle_mak
     // It is away, but is ahead of the others: to forget that would be a present.
     let d = server.pending("d", 3);
     assert_eq!(server.handle.snapshot().overflowed, 2);
+    drop(waits);
     server.go.add_permits(3);
     assert!(poll(&mut c).is_ready());
     b.await.unwrap();
@@ -247,9 +249,10 @@ async fn no_request_leaves_its_tenant_behind() {
 /// One that is ahead of the others cannot be forgotten, but another one can that was away for less long.
 #[tokio::test(start_paused = true)]
 async fn one_that_cannot_be_forgotten_is_not_in_the_way_of_another() {
-    let server = Server::new(10, WfqConfig::default().max_tenants(3));
+    let server = Server::new(2, WfqConfig::default().max_tenants(3));
     let _running = server.pending("busy", 0);
     let mut ahead = server.pending("ahead", 1);
+    let _waits = server.pending("busy", 9); // only what is used while others wait is charged
     sleep(10 * MS).await;
     server.go.add_permits(2); // the other one stays where it is: nobody polls it
     assert!(poll(&mut ahead).is_ready());

@@ -563,8 +563,8 @@ where
             None => {
                 let own = u64::from(slow.room.queue.state(tenant).waiting) + 1;
                 let ahead = own.saturating_mul(slow.room.queue.parts(tenant));
-                let completed = self.completed_by(slow);
-                (slow.drain_rate).wait(Duration::from_nanos(now), completed, ahead)
+                let done = S::done(&slow.room, self.completed_by(slow));
+                (slow.drain_rate).wait(Duration::from_nanos(now), done, ahead)
             }
         };
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
@@ -589,6 +589,11 @@ pub(crate) trait Serves: Sized {
 
     /// How many wait has changed.
     fn note_busy(room: &mut Fair<Self>, now: u64);
+
+    /// How many requests are done, if the gate has completed so many.
+    fn done(_: &Fair<Self>, completed: u64) -> u64 {
+        completed
+    }
 }
 
 impl Serves for Ages {
@@ -606,7 +611,7 @@ impl Serves for Ages {
 
     #[inline]
     fn note_busy(room: &mut Fair, now: u64) {
-        room.busy.note(room.queue.waiting() > 0, now);
+        room.note_busy(room.queue.waiting() > 0, now);
     }
 }
 

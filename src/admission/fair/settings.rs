@@ -217,7 +217,7 @@ impl Gate<Fair> {
         all: &Recent,
         now: u64,
     ) {
-        let told = slow.room.queue.running() + slow.room.uncharged;
+        let told = slow.room.queue.running();
         anonymous.running += self.load_now().0.saturating_sub(told);
         anonymous.served += past.done;
         let all = all.sum(now).max(1) as f64;
@@ -246,7 +246,6 @@ impl<S> Fair<S> {
             serves,
             max_waiting_per_tenant: config.max_waiting_per_tenant.unwrap_or(usize::MAX),
             busy: Busy::default(),
-            uncharged: 0,
             served: 0,
             recent: Recent::default(),
             refused: 0,

@@ -86,10 +86,14 @@ impl Serves for Turns {
         Self::note_busy(room, now);
     }
 
+    fn done(room: &Fair<Self>, _: u64) -> u64 {
+        room.served
+    }
+
     /// A request that has the turn still waits.
     fn note_busy(room: &mut Fair<Self>, now: u64) {
         let somebody_waits = room.queue.waiting() > 0 || !room.serves.0.is_empty();
-        room.busy.note(somebody_waits, now);
+        room.note_busy(somebody_waits, now);
     }
 }
 
@@ -284,8 +288,7 @@ impl Gate<Fair<Turns>> {
         match grant {
             Grant::Charged(charge) => room.queue.take_back(charge, from.virtual_time),
             Grant::Uncharged(request) => {
-                room.uncharged -= 1;
-                room.tenants.end_uncharged(request.tenant);
+                room.queue.end_uncharged(request.tenant, request.cost);
             }
         }
         let mut wakes = Wakes::default();
@@ -423,7 +426,7 @@ impl Gate<Fair<Turns>> {
             let room = &slow.room;
             Snapshot {
                 waiting: room.queue.waiting(),
-                running: room.queue.running() + room.uncharged,
+                running: room.queue.running(),
                 oldest_wait: None,
                 served: room.served,
                 refused: room.refused,
