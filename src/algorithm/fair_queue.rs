@@ -39,8 +39,12 @@
 //! how much. While a request takes longer than was charged for, what it is over by is counted as soon as its
 //! tenant is about to be next: a tenant whose requests hang does not get seat after seat meanwhile. And a
 //! request that is next, but whose service has not begun, is put back if what was settled since makes it
-//! another's turn. Only what began without asking, while there was no other tenant to be fair to
-//! ([`Charge::in_arrears`]), is charged when it is done and not before.
+//! another's turn.
+//!
+//! **What began while nobody waited is charged late.** Then there was nobody to be fair to. From when requests begin to
+//! wait, it counts as what its tenant is over by: its estimate, or the time since then if that is longer. When it is
+//! done, its tenant is charged for the time in which others waited, and only for that
+//! ([`FairQueue::charge_late`]).
 //!
 //! Tags are nanoseconds times [`ONE`], in 128 bits. One nanosecond at weight `w` is `ONE / w`, which is
 //! exact to 10⁻⁸. With a thousand seats, and requests that cost a thousand each, it takes 9 000 years until a
@@ -268,25 +272,6 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Of a request that begins without the queue being asked, or counting it: its tenant is charged when it has
-    /// ended. For where nobody waits, and there is no other tenant to be fair to.
-    #[inline]
-    pub(crate) fn in_arrears(tenant: u32, cost: NonZeroU32, now: u64) -> Self {
-        Self {
-            tenant,
-            cost,
-            paid: 0,
-            price: 0,
-            begun: Some(now),
-        }
-    }
-
-    /// There is no tenant to whom a nanosecond costs nothing.
-    #[inline]
-    pub(crate) fn is_in_arrears(&self) -> bool {
-        self.price == 0
-    }
-
     pub(crate) fn tenant(&self) -> u32 {
         self.tenant
     }
@@ -663,8 +648,10 @@ impl<T> FairQueue<T> {
         self.used = self.used.saturating_add(charged);
         let began = self.began_to_wait;
         let tenant = &mut self.tenants[id as usize];
-        tenant.tag = tenant.tag.max(began);
-        self.settle_arrears(id, charged, STEP_BEHIND);
+        let amount = u128::from(charged) * u128::from(tenant.price) + STEP_BEHIND;
+        tenant.tag = tenant.tag.max(began).saturating_add(amount);
+        self.latest = self.latest.max(tenant.tag);
+        self.note_idle();
     }
 
     /// The service failed with a rejection from further in: its tenant is charged what that took. Nothing is learned,
@@ -825,9 +812,6 @@ impl<T> FairQueue<T> {
     /// Charges what was used instead of what was paid. A tenant that had its turn goes `behind` those with the same tag.
     #[inline(always)] // every request comes by here that has asked
     fn settle(&mut self, charge: Charge, used: u64, behind: u128) {
-        if charge.is_in_arrears() {
-            return self.settle_arrears(charge.tenant, used, behind);
-        }
         let tenant = &mut self.tenants[charge.tenant as usize];
         let difference = u128::from(used.abs_diff(charge.paid)) * u128::from(charge.price);
         let less = used < charge.paid;
@@ -857,15 +841,6 @@ impl<T> FairQueue<T> {
         if tenant.head != NIL && (less || was_held_back || repriced) {
             self.reorder(charge.tenant);
         }
-    }
-
-    /// Charges what was used, of which nothing was charged before.
-    fn settle_arrears(&mut self, id: u32, used: u64, behind: u128) {
-        let tenant = &mut self.tenants[id as usize];
-        let amount = u128::from(used) * u128::from(tenant.price) + behind;
-        tenant.tag = tenant.tag.saturating_add(amount);
-        self.latest = self.latest.max(tenant.tag);
-        self.note_idle();
     }
 
     /// By how much the tenant's running requests, taken together, are over what was charged for them.

@@ -17,6 +17,9 @@
 //! [`LEASE`] since. For each such turn the gate has one permit more. Waiters look for that: about one of them in each
 //! `LEASE`, and each at least once a second.
 
+#[cfg(all(test, backpressure_loom))]
+mod models;
+
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{

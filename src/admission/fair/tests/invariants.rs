@@ -32,7 +32,7 @@ async fn no_newcomer_passes_those_who_are_next_while_others_are_woken() {
             if self.came.swap(true, SeqCst) {
                 return;
             }
-            assert_consistent(&self.gate);
+            assert!(self.gate.load().queued(), "it is not settled yet");
             match arrive(&self.gate, "a", 0) {
                 Arrived::Goes(grant) => {
                     self.passed.store(true, SeqCst);

@@ -659,25 +659,42 @@ fn what_begins_at_once_catches_up_and_virtual_time_never_goes_back() {
 }
 
 #[test]
-fn what_was_begun_without_asking_is_charged_in_the_end_at_the_weight_of_then() {
+fn what_began_uncharged_is_charged_late_at_the_weight_of_then_from_where_the_others_were() {
     let mut queue: FairQueue<()> = queue(&[1, 1]);
-    let [served, refused] = [(); 2].map(|()| Charge::in_arrears(0, cost(3), 1000));
-    assert_eq!((queue.running(), queue.state(0).running), (0, 0));
+    let charge = queue.begin_at_once(1, ONE_COST, 0);
+    queue.finish(charge, 1000);
+    queue.begin_uncharged(0, cost(3));
+    assert_eq!((queue.running(), queue.state(0).running), (1, 1));
+    queue.push(1, ONE_COST, 1000, ());
+    let began = queue.virtual_time;
     queue.set_weight(0, 2);
-    assert_eq!(
-        queue.finish(served, 1500),
-        1500,
-        "three times as long as it took"
-    );
+    queue.end_uncharged(0, cost(3));
+    queue.charge_late(0, 1500);
     let used = 1500 * u128::from(ONE) / 2;
-    assert_eq!(queue.tenants[0].tag, used + (1 << STEP));
-    queue.refund(refused);
-    assert_eq!(queue.tenants[0].tag, used + (2 << STEP));
+    assert_eq!(queue.tenants[0].tag, began + used + (1 << STEP));
     assert_eq!((queue.running(), queue.state(0).running), (0, 0));
-    assert_eq!(
-        queue.virtual_time, queue.tenants[0].tag,
-        "nobody has any work"
-    );
+}
+
+#[test]
+fn a_tenant_whose_requests_began_uncharged_waits_behind_one_that_has_none() {
+    let mut queue: FairQueue<()> = queue(&[1, 1]);
+    queue.begin_uncharged(0, ONE_COST);
+    queue.set_busy_since(1000);
+    queue.push(0, ONE_COST, 1000, ());
+    queue.push(1, ONE_COST, 1000, ());
+    let (_, charge) = queue.next(1000).expect("some wait");
+    assert_eq!(charge.tenant(), 1, "it came later, and has had nothing");
+    queue.refund(charge);
+    // As long as it lasts, it counts for what it uses.
+    queue.push(1, ONE_COST, 1000, ());
+    let (_, charge) = queue.next(500_000).expect("some wait");
+    assert_eq!(charge.tenant(), 1);
+    queue.refund(charge);
+    queue.push(1, ONE_COST, 500_000, ());
+    queue.end_uncharged(0, ONE_COST); // and is refunded
+    let (_, charge) = queue.next(500_000).expect("some wait");
+    assert_eq!(charge.tenant(), 0);
+    queue.refund(charge);
 }
 
 #[test]
