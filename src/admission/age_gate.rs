@@ -12,30 +12,27 @@ mod models;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
 
-use std::{fmt, sync::atomic::AtomicBool, time::Duration};
+use std::{fmt, time::Duration};
 
 use super::{
+    ages::{Age, Ages},
     bounds::{Rejected, nanos},
     claim::Limiter,
     gate::Gate,
     permit::Permit,
+    room::{Scene, Wakes},
     word::MAX_LIMIT,
 };
 use crate::{
     ConfigError, Overloaded, Reason, SubmittedAt, Waited,
-    algorithm::codel::{CoDel, Entry, Settings, Verdict},
+    algorithm::codel::Settings,
     clock::{Clock, Now},
-    observe::events::{self, LimitMoved},
     sync::{
         Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard,
         Ordering::{Acquire, Relaxed, Release},
         lock,
     },
 };
-
-/// What a client is told that is refused for its age: at least this, at most that.
-const SHORTEST_RETRY_AFTER: Duration = Duration::from_millis(1);
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// `interval` is no shorter: a queue that stands is looked for as long.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
@@ -45,20 +42,9 @@ pub(crate) struct AgeGate {
     /// Until when it is calm, in the law's time, with how many in flight. Changed under the lock of the law.
     calm_until: AtomicU64,
     calm_below: AtomicUsize,
-    law: Mutex<Law>,
+    law: Mutex<Ages>,
     /// By which the law's time is counted.
     clock: Clock,
-    /// Whether a queue stood when the law was last brought up to date. The log's business alone.
-    stands: AtomicBool,
-    /// Whether it was ever asked on trial: then all that the log is told says so.
-    on_trial: AtomicBool,
-}
-
-/// With what it was told of.
-struct Law {
-    codel: CoDel,
-    /// How many of those that the gate has admitted it knows of: all but those that came while it was calm.
-    knows_of: u64,
 }
 
 /// The state of a sojourn-time admission at one moment.
@@ -106,13 +92,8 @@ impl AgeGate {
             gate: Arc::new(gate),
             calm_until: AtomicU64::new(0),
             calm_below: AtomicUsize::new(0),
-            law: Mutex::new(Law {
-                codel: CoDel::new(settings, clock.nanos()),
-                knows_of: 0,
-            }),
+            law: Mutex::new(Ages::new(settings, clock.nanos())),
             clock,
-            stands: AtomicBool::new(false),
-            on_trial: AtomicBool::new(false),
         }
     }
 
@@ -182,30 +163,29 @@ impl AgeGate {
         oldest: Option<u64>,
     ) -> Result<(), Box<Overloaded>> {
         let mut law = self.rolled(now);
-        let entry = Entry {
-            age,
+        let in_flight = self.gate.load_now().0 as u64;
+        let age = Age {
+            all: age,
             own,
             oldest,
-            in_flight: self.gate.load_now().0 as u64,
         };
-        let verdict = law.codel.enter(now, &entry);
-        let admitted = verdict == Verdict::Admit && self.gate.try_admit(());
-        if admitted {
-            law.knows_of += 1;
-        } else if verdict == Verdict::Admit {
-            law.codel.note_full(); // those that do not ask were faster
+        let judged = law.judge_at(now, in_flight, &age);
+        let full = judged.is_ok() && !self.gate.try_admit(());
+        if full {
+            law.forget_one(); // those that do not ask were faster
         }
-        self.publish_calm(&law.codel);
+        self.publish_calm(&law);
         drop(law);
-        if admitted {
-            return Ok(());
+        match judged {
+            Ok(()) if full => Err(self.gate.refuse((), Reason::AtLimit)),
+            Ok(()) => Ok(()),
+            Err(reason) => Err(self.refuse(reason, &age)),
         }
-        Err(self.refuse(verdict, age.max(oldest.unwrap_or(0))))
     }
 
     /// Says until when it is calm, as the law has it, whose lock is held. Whoever sees until when sees with how many.
-    fn publish_calm(&self, law: &CoDel) {
-        let (until, below) = (law.calm_until(), law.peak() as usize);
+    fn publish_calm(&self, law: &Ages) {
+        let (until, below) = (law.quiet_until(), law.quiet_below() as usize);
         if self.calm_below.load(Relaxed) != below {
             self.calm_below.store(below, Relaxed);
         }
@@ -220,7 +200,9 @@ impl AgeGate {
     pub(crate) fn pass(&self) -> Result<(), Box<Overloaded>> {
         let mut law = lock(&self.law);
         let admitted = self.gate.try_admit(());
-        law.knows_of += u64::from(admitted); // it did not come while it was calm
+        if admitted {
+            law.pass_one(); // it did not come while it was calm
+        }
         drop(law);
         match admitted {
             true => Ok(()),
@@ -229,112 +211,89 @@ impl AgeGate {
     }
 
     #[cold]
-    fn refuse(&self, verdict: Verdict, sojourn: u64) -> Box<Overloaded> {
-        if verdict != Verdict::TooOld {
+    fn refuse(&self, reason: Reason, age: &Age) -> Box<Overloaded> {
+        if reason != Reason::TooOld {
             return self.gate.refuse((), Reason::AtLimit);
         }
-        self.gate.bounds.count(Reason::TooOld);
-        self.gate.bounds.report(Reason::TooOld);
-        // A queue's length over its drain is the time that requests take through it.
-        let retry_after =
-            Duration::from_nanos(sojourn).clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER);
+        self.gate.bounds.count(reason);
+        self.gate.bounds.report(reason);
         let name = self.gate.bounds.name();
-        Box::new(Overloaded::new(name, Reason::TooOld, retry_after))
+        Box::new(Overloaded::new(name, reason, age.retry_after()))
     }
 
     /// The inner service was not ready. Gives the time.
     pub(crate) fn inner_pending(&self) -> u64 {
         let now = self.now();
-        self.rolled(now).codel.inner_pending(now);
+        self.rolled(now).note_waiting(now);
         now
     }
 
     /// The law, up to date.
     #[inline]
-    fn rolled(&self, now: u64) -> MutexGuard<'_, Law> {
-        let mut law = lock(&self.law);
-        if !law.codel.may_be_due(now) {
-            return law;
-        }
-        law.hear_of(self.gate.admitted());
-        match law.codel.is_due(now) {
+    fn rolled(&self, now: u64) -> MutexGuard<'_, Ages> {
+        let law = lock(&self.law);
+        match law.may_be_due(now) {
             true => self.roll(law, now),
             false => law,
         }
     }
 
     #[cold]
-    fn roll<'a>(&'a self, mut guard: MutexGuard<'a, Law>, now: u64) -> MutexGuard<'a, Law> {
-        let law = &mut guard.codel;
-        let before = law.report(now);
-        let limit = law.limit() as usize;
-        law.roll(now, self.gate.completed());
-        self.publish_calm(law);
-        let after = law.report(now);
-        let stands = after.overloaded;
-        let changed = stands != self.stands.swap(stands, Relaxed);
-        let moved = LimitMoved {
-            from: limit,
-            to: law.limit() as usize,
-            moves: 1,
-            why: Some(if after.undone > before.undone {
-                "undone"
-            } else if after.narrowings > before.narrowings {
-                "narrowed"
-            } else {
-                "widened"
-            }),
+    fn roll<'a>(&'a self, mut law: MutexGuard<'a, Ages>, now: u64) -> MutexGuard<'a, Ages> {
+        let scene = Scene {
+            now,
+            in_flight: self.gate.load_now().0 as u64,
+            admitted: self.gate.admitted(),
+            completed: self.gate.completed(),
+            bounds: &self.gate.bounds,
         };
-        if moved.to != limit {
-            self.gate.resize(moved.to);
+        let mut wakes = Wakes::default();
+        law.note_trial();
+        law.roll(&scene, &mut wakes);
+        self.publish_calm(&law);
+        self.gate.resize(law.limit() as usize);
+        if wakes.is_empty() {
+            return law;
         }
-        if !changed && moved.to == limit {
-            return guard;
-        }
-        // Whoever listens may come back here.
-        drop(guard);
-        let name = self.gate.bounds.name();
-        self.on_trial.fetch_or(events::is_shadow(), Relaxed);
-        events::in_shadow_if(self.on_trial.load(Relaxed), || {
-            if changed {
-                events::queue(name, stands, after.p95);
-            }
-            if moved.to != limit {
-                events::limit_moved(name, moved);
-            }
-        });
+        // What listens to the log may come back here.
+        drop(law);
+        wakes.wake();
         lock(&self.law)
     }
 
     /// All at once. The settings have been checked.
     pub(crate) fn set(&self, settings: Settings) {
-        let law = &mut lock(&self.law).codel;
+        let law = &mut lock(&self.law);
         law.set(held_to_the_gate(settings));
         self.gate.resize(law.limit() as usize);
         self.publish_calm(law);
     }
 
     pub(crate) fn set_target(&self, target: Duration) -> Result<(), ConfigError> {
-        let law = &mut lock(&self.law).codel;
-        check(target, Duration::from_nanos(law.settings.interval))?;
-        law.settings.target = nanos(target);
+        let law = &mut lock(&self.law);
+        let mut settings = law.settings();
+        check(target, Duration::from_nanos(settings.interval))?;
+        settings.target = nanos(target);
+        law.set(settings);
         Ok(())
     }
 
     pub(crate) fn set_interval(&self, interval: Duration) -> Result<(), ConfigError> {
-        let law = &mut lock(&self.law).codel;
-        check(Duration::from_nanos(law.settings.target), interval)?;
-        law.settings.interval = nanos(interval);
+        let law = &mut lock(&self.law);
+        let mut settings = law.settings();
+        check(Duration::from_nanos(settings.target), interval)?;
+        settings.interval = nanos(interval);
+        law.set(settings);
         self.publish_calm(law);
         Ok(())
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let now = self.now();
-        let guard = self.rolled(now);
-        let law = &guard.codel;
-        let (report, min, max) = (law.report(now), law.settings.min, law.settings.max);
-        drop(guard);
+        let law = self.rolled(now);
+        let (report, settings) = (law.report(now), law.settings());
+        drop(law);
+        let (min, max) = (settings.min, settings.max);
         let permits = self.gate.snapshot();
         Snapshot {
             limit: permits.limit,
@@ -361,15 +320,6 @@ impl AgeGate {
     fn is_calm(&self, now: u64) -> bool {
         now < self.calm_until.load(Acquire)
             && self.gate.load_now().0 < self.calm_below.load(Relaxed)
-    }
-}
-
-impl Law {
-    /// Of those that came while it was calm, now that so many were admitted.
-    fn hear_of(&mut self, admitted: u64) {
-        debug_assert!(admitted >= self.knows_of, "nothing is given back unused");
-        self.codel.note_calm(admitted.saturating_sub(self.knows_of));
-        self.knows_of = admitted;
     }
 }
 

@@ -12,7 +12,6 @@
 //! Where a tenant may have only so many in flight (`max_in_flight_per_tenant`), every request is charged when it starts,
 //! because the queue has to count it.
 
-mod ages;
 #[cfg(all(test, backpressure_loom))]
 mod models;
 mod requests;
@@ -23,8 +22,6 @@ mod turns;
 
 use std::{mem, num::NonZeroU32, task::Waker};
 
-use self::ages::Age;
-pub(crate) use self::ages::Ages;
 pub use self::turns::Snapshot as TurnSnapshot;
 pub(crate) use self::{
     requests::{After, Arrival, Arrived, End, Fate, Serves},
@@ -32,6 +29,7 @@ pub(crate) use self::{
     turns::{Begun, Came, From, Look, Turns},
 };
 use super::{
+    ages::{Age, Ages},
     bounds::Bounds,
     fingerprint::Fingerprints,
     room::{Next, Room, Scene, Wakes},

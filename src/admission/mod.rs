@@ -23,6 +23,7 @@
 //! for a limiter of which it holds a permit.
 
 pub(crate) mod age_gate;
+pub(crate) mod ages;
 pub(crate) mod bounds;
 pub(crate) mod bucket;
 pub(crate) mod circuit;

@@ -62,13 +62,13 @@ fn never_more_than_the_limit_and_each_is_counted() {
 fn a_window_is_closed_once() {
     model::check(2, || {
         let (door, inside) = (door(2), Arc::new(AtomicUsize::new(0)));
-        door.law.lock().unwrap().codel.set_limit(1);
+        door.law.lock().unwrap().law().set_limit(1);
         door.gate.resize(1);
         let other = beside(&door, &inside, 2, 5 * SEC);
         request(&door, &inside, 2, 5 * SEC);
         other.join().unwrap();
         assert_eq!(door.gate.limit(), 2);
-        let report = door.law.lock().unwrap().codel.report(5 * SEC);
+        let report = door.law.lock().unwrap().report(5 * SEC);
         assert_eq!((report.widenings, report.narrowings), (1, 0));
     });
 }
@@ -89,7 +89,7 @@ fn calm(max: u64) -> Arc<AgeGate> {
 fn came(door: &AgeGate) -> u64 {
     let mut law = door.law.lock().unwrap();
     law.hear_of(door.gate.admitted());
-    law.codel.seen_of_late()
+    law.law().seen_of_late()
 }
 
 #[test]
@@ -156,6 +156,6 @@ fn where_it_is_calm_the_law_knows_of_the_most_in_flight() {
         };
         run(&door, &most);
         other.join().unwrap();
-        assert!(door.law.lock().unwrap().codel.peak() >= most.load(SeqCst) as u64);
+        assert!(door.law.lock().unwrap().law().peak() >= most.load(SeqCst) as u64);
     });
 }

@@ -22,8 +22,8 @@ fn door(min: u64, max: u64) -> AgeGate {
 
 /// Nothing has come before this.
 fn begin(door: &AgeGate, now: u64) {
-    let law = &mut lock(&door.law).codel;
-    *law = CoDel::new(law.settings, now);
+    let law = &mut lock(&door.law);
+    **law = Ages::new(law.settings(), now);
 }
 
 #[derive(Clone, Debug)]
@@ -57,10 +57,10 @@ fn any_step() -> impl Strategy<Value = (u64, Step)> {
 fn knows(door: &AgeGate, now: u64) -> (String, String) {
     let mut law = door.rolled(now);
     law.hear_of(door.gate.admitted());
-    let debug = format!("{:?}", law.codel);
+    let debug = format!("{:?}", law.law());
     let (start, rest) = debug.split_once(" last: ").expect("a field");
     let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
-    let reports = [0, 50, 150, 700, 6000].map(|later| law.codel.report(now + later * MS));
+    let reports = [0, 50, 150, 700, 6000].map(|later| law.report(now + later * MS));
     (format!("{start}{rest}"), format!("{reports:?}"))
 }
 
@@ -91,7 +91,7 @@ proptest! {
                 }
                 Step::IsOver => {}
                 Step::InnerPending => {
-                    both.iter().for_each(|door| door.rolled(now).codel.inner_pending(now));
+                    both.iter().for_each(|door| door.rolled(now).note_waiting(now));
                 }
                 Step::Passes => {
                     let passed = calm.pass();
@@ -109,7 +109,7 @@ proptest! {
                 Step::Look => prop_assert_eq!(knows(&calm, now), knows(&told, now)),
             }
         }
-        prop_assert_eq!(lock(&told.law).knows_of, told.gate.admitted());
+        prop_assert_eq!(lock(&told.law).knows_of(), told.gate.admitted());
         prop_assert_eq!(knows(&calm, now), knows(&told, now));
         prop_assert_eq!(calm.gate.admitted(), told.gate.admitted());
     }

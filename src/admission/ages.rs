@@ -1,10 +1,11 @@
-//! Admission by age in a fair room: CoDel's law, with what it has to be told.
+//! Admission by age: CoDel's law, with what it has to be told. [`Fair`](super::fair::Fair) asks it under the gate's lock,
+//! [`AgeGate`](super::age_gate::AgeGate) under one of its own.
 
 use std::time::Duration;
 
+use super::room::{News, Scene, Wakes};
 use crate::{
     Reason,
-    admission::room::{News, Scene, Wakes},
     algorithm::codel::{CoDel, Entry, Report, Settings, Verdict},
     observe::events::{self, LimitMoved},
 };
@@ -16,8 +17,8 @@ const LONGEST_RETRY_AFTER: u64 = 60_000_000_000;
 /// The law, and how many admissions it knows of.
 ///
 /// In calm times, when no request has waited, a request of no age can tell the law nothing but that it came. Until
-/// [`quiet_until`](Self::quiet_until) such requests pass without the room's lock. How many they were is found out from
-/// how many the gate has admitted.
+/// [`quiet_until`](Self::quiet_until) such requests pass without the lock. How many they were is found out from how many
+/// the gate has admitted.
 #[derive(Debug)]
 pub(crate) struct Ages {
     law: CoDel,
@@ -33,24 +34,24 @@ pub(crate) struct Ages {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Age {
     /// Since it was submitted.
-    pub(super) all: u64,
+    pub(crate) all: u64,
     /// The part of that which it waited in this room.
-    pub(super) own: u64,
+    pub(crate) own: u64,
     /// How long the oldest waiter that may be next has waited, if there is one.
-    pub(super) oldest: Option<u64>,
+    pub(crate) oldest: Option<u64>,
 }
 
 impl Age {
     /// A queue's length over its drain is the time that requests take through it: so long it takes until it is worth
     /// coming back.
-    pub(super) fn retry_after(&self) -> Duration {
+    pub(crate) fn retry_after(&self) -> Duration {
         let sojourn = self.all.max(self.oldest.unwrap_or(0));
         Duration::from_nanos(sojourn.clamp(SHORTEST_RETRY_AFTER, LONGEST_RETRY_AFTER))
     }
 }
 
 impl Ages {
-    pub(super) fn new(settings: Settings, now: u64) -> Self {
+    pub(crate) fn new(settings: Settings, now: u64) -> Self {
         Self {
             law: CoDel::new(settings, now),
             knows_of: 0,
@@ -59,42 +60,48 @@ impl Ages {
         }
     }
 
-    pub(super) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> Settings {
         self.law.settings
     }
 
-    pub(super) fn set(&mut self, settings: Settings) {
+    pub(crate) fn set(&mut self, settings: Settings) {
         self.law.set(settings);
     }
 
     /// How many may be in flight, by age.
-    pub(super) fn limit(&self) -> u64 {
+    pub(crate) fn limit(&self) -> u64 {
         self.law.limit()
     }
 
     /// Until when requests of no age need not be told, as long as fewer are in flight than [`quiet_below`](Self::quiet_below).
-    pub(super) fn quiet_until(&self) -> u64 {
+    pub(crate) fn quiet_until(&self) -> u64 {
         self.law.calm_until()
     }
 
-    pub(super) fn quiet_below(&self) -> u64 {
+    pub(crate) fn quiet_below(&self) -> u64 {
         self.law.peak().min(self.law.limit())
     }
 
     /// What is asked from now on may be on trial.
-    pub(super) fn note_trial(&mut self) {
+    pub(crate) fn note_trial(&mut self) {
         self.on_trial |= events::is_shadow();
     }
 
     /// Judges a request that could start now. [`roll`](Self::roll) comes first.
-    pub(super) fn judge(&mut self, scene: &Scene<'_>, age: &Age) -> Result<(), Reason> {
+    #[inline]
+    pub(crate) fn judge(&mut self, scene: &Scene<'_>, age: &Age) -> Result<(), Reason> {
+        self.judge_at(scene.now, scene.in_flight, age)
+    }
+
+    /// The same, with so many others in flight.
+    pub(crate) fn judge_at(&mut self, now: u64, in_flight: u64, age: &Age) -> Result<(), Reason> {
         let entry = Entry {
             age: age.all,
             own: age.own,
             oldest: age.oldest,
-            in_flight: scene.in_flight,
+            in_flight,
         };
-        match self.law.enter(scene.now, &entry) {
+        match self.law.enter(now, &entry) {
             Verdict::Admit => {
                 self.knows_of += 1;
                 Ok(())
@@ -104,30 +111,45 @@ impl Ages {
         }
     }
 
+    /// One was admitted without being judged: it says nothing about others.
+    pub(crate) fn pass_one(&mut self) {
+        self.knows_of += 1;
+    }
+
     /// One that was judged to start found no room after all.
-    pub(super) fn forget_one(&mut self) {
-        self.knows_of -= 1;
+    pub(crate) fn forget_one(&mut self) {
+        self.knows_of = self.knows_of.saturating_sub(1);
         self.law.note_full();
     }
 
     /// A request has to wait for another limit than that by age.
-    pub(super) fn note_waiting(&mut self, now: u64) {
+    pub(crate) fn note_waiting(&mut self, now: u64) {
         self.law.inner_pending(now);
+    }
+
+    /// Whether it may be time for [`roll`](Self::roll).
+    #[inline]
+    pub(crate) fn may_be_due(&self, now: u64) -> bool {
+        self.law.may_be_due(now)
     }
 
     /// Closes the windows that are over.
     #[inline]
-    pub(super) fn roll(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) {
-        if self.law.may_be_due(scene.now) {
+    pub(crate) fn roll(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) {
+        if self.may_be_due(scene.now) {
             self.roll_if_due(scene, wakes);
         }
     }
 
-    fn roll_if_due(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) {
+    /// Tells the law of those that came while it was quiet, now that so many were admitted.
+    pub(crate) fn hear_of(&mut self, admitted: u64) {
         // It may be less, where permits were released unused.
-        self.law
-            .note_calm(scene.admitted.saturating_sub(self.knows_of));
-        self.knows_of = scene.admitted;
+        self.law.note_calm(admitted.saturating_sub(self.knows_of));
+        self.knows_of = admitted;
+    }
+
+    fn roll_if_due(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) {
+        self.hear_of(scene.admitted);
         if !self.law.is_due(scene.now) {
             return;
         }
@@ -161,7 +183,18 @@ impl Ages {
     }
 
     /// After [`roll`](Self::roll).
-    pub(super) fn report(&self, now: u64) -> Report {
+    pub(crate) fn report(&self, now: u64) -> Report {
         self.law.report(now)
+    }
+}
+
+#[cfg(test)]
+impl Ages {
+    pub(crate) fn law(&mut self) -> &mut CoDel {
+        &mut self.law
+    }
+
+    pub(crate) fn knows_of(&self) -> u64 {
+        self.knows_of
     }
 }
