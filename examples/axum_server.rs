@@ -23,14 +23,12 @@ use axum::{
 use serde::Deserialize;
 use tower::ServiceBuilder;
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, KeyedRateLimitLayer, OverloadResponseLayer, Rate,
-    client_addr::ClientAddr, edge,
+    KeyedRateLimitLayer, OverloadResponseLayer, Rate, client_addr::ClientAddr, edge,
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let limit = AdaptiveConcurrencyLayer::vegas().limits(1, 20, 100);
-    let edge = edge().adaptive(limit).hold_until_body_end();
+    let edge = edge().limits(1, 20, 100).hold_until_body_end();
     let handle = edge.handle();
 
     // Behind a proxy, all clients would have the proxy's address: `ClientAddr::behind(["10.0.0.0/8"])?`.
@@ -46,13 +44,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let listener = serve::listen().await?;
     serve::health(listener.local_addr()?, move || {
-        let (codel, limit) = (handle.codel.snapshot(), handle.adaptive.snapshot().permits);
+        let edge = handle.snapshot();
         format!(
-            "{} of {} in flight, {} refused, overloaded: {}\n",
-            limit.in_flight,
-            limit.limit,
-            codel.rejected.total(),
-            codel.overloaded
+            "{} of {} in flight, {} rejected, overloaded: {}\n",
+            edge.permits.in_flight,
+            edge.permits.limit,
+            edge.permits.rejected.total(),
+            edge.age.overloaded
         )
     })
     .await?;

@@ -19,7 +19,7 @@ use axum::{extract::Query, routing::get};
 use futures_util::stream;
 use serde::Deserialize;
 use tonic::{service::Routes, transport::Server};
-use tower_backpressure::{AdaptiveConcurrencyLayer, WfqConfig, WfqLayer, edge, wfq};
+use tower_backpressure::{WfqConfig, edge, wfq};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -29,8 +29,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let by_service = wfq::from_head(|head| head.uri.path().split('/').nth(1));
     let config = WfqConfig::default().weight("grpc.health.v1.Health", 10);
     let edge = edge()
-        .wfq(WfqLayer::new(config, by_service))
-        .adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 20, 100))
+        .tenant(by_service)
+        .wfq(config)
+        .limits(1, 20, 100)
         .hold_until_body_end();
     let handle = edge.handle();
 
@@ -40,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let listener = serve::listen().await?;
     serve::health(listener.local_addr()?, move || {
-        let limit = handle.adaptive.snapshot().permits;
+        let limit = handle.snapshot().permits;
         format!("{} of {} in flight\n", limit.in_flight, limit.limit)
     })
     .await?;

@@ -12,7 +12,7 @@
 //! # fn main() -> Result<(), tower_backpressure::ConfigError> {
 //! let edge = edge();
 //! let metrics = Metrics::new();
-//! metrics.watch(&edge.handle())?; // its fair queue, its CoDel and its adaptive limit
+//! metrics.watch(&edge.handle())?; // as the layer "edge", or by the name that it was given
 //!
 //! let app: Router = Router::new()
 //!     .route("/", get(|| async { "hello" }))
@@ -33,41 +33,42 @@
 //! # Names
 //! Every sample has the label `layer`: the name that the layer was given, or that of its kind. Those with
 //! another have it in braces. There is no label for tenants or keys: there may be a hundred thousand of them,
-//! and a series for each would cost more than the server. `wfq::Handle::tenants` tells them apart.
+//! and a series for each would cost more than the server. `tenants()` of an edge's handle, or a fair queue's, tells them apart.
 //!
 //! | name | type | of | says |
 //! | --- | --- | --- | --- |
 //! | `backpressure_requests_total{outcome}` | counter | all that refuse, but breakers | what was decided: `admitted`, `rejected`; of keyed concurrency limits also `cancelled`, before it was decided. Of a channel, messages |
 //! | `backpressure_rejected_total{reason}` | counter | all that refuse | why it was refused, as [`Reason::as_str`](crate::Reason::as_str) has it. A rate limit counts `exceeds_burst` as `at_limit`; a channel counts what was offered in vain as `queue_full` |
-//! | `backpressure_refused_inside_total` | counter | wfq | admitted here, refused by a layer further in |
-//! | `backpressure_in_flight` | gauge | concurrency limits (fixed, adaptive, keyed), codel, wfq | requests in flight; of wfq, with the one that is next |
-//! | `backpressure_in_flight_max` | gauge | concurrency limits (fixed, adaptive), codel | the most at once since the layer was last looked at: a burst between two scrapes shows here, and nowhere else |
+//! | `backpressure_refused_inside_total` | counter | edge, wfq | admitted here, refused by a layer further in |
+//! | `backpressure_in_flight` | gauge | edge, concurrency limits (fixed, adaptive, keyed), codel, wfq | requests in flight; of wfq, with the one that is next |
+//! | `backpressure_in_flight_max` | gauge | edge, concurrency limits (fixed, adaptive), codel | the most at once since the layer was last looked at: a burst between two scrapes shows here, and nowhere else |
 //! | `backpressure_limit` | gauge | as above | how many may be in flight |
-//! | `backpressure_limit_min` | gauge | adaptive, codel | the limit does not fall below this by itself |
-//! | `backpressure_limit_max` | gauge | adaptive, codel | nor rise above this |
-//! | `backpressure_limit_pinned` | gauge | adaptive | 1 while an operator holds the limit |
-//! | `backpressure_limit_moves_total{direction}` | counter | codel | how often the limit was `narrowed`, `widened`, and narrowings `undone` |
-//! | `backpressure_min_rtt_seconds` | gauge | adaptive | the baseline: how long a request takes when none waits inside the service. Missing until it is known |
+//! | `backpressure_limit_min` | gauge | edge, adaptive, codel | the limit does not fall below this by itself |
+//! | `backpressure_limit_max` | gauge | edge, adaptive, codel | nor rise above this |
+//! | `backpressure_limit_pinned` | gauge | edge, adaptive | 1 while an operator holds the limit |
+//! | `backpressure_limit_by_age` | gauge | edge | at most so many may be in flight for requests not to get old, whatever the limit is. More are rejected with `at_limit` |
+//! | `backpressure_limit_moves_total{direction}` | counter | edge, codel | how often the limit was `narrowed`, `widened`, and narrowings `undone`. Of an edge, that by age |
+//! | `backpressure_min_rtt_seconds` | gauge | edge, adaptive | the baseline: how long a request takes when none waits inside the service. Missing until it is known |
 //! | `backpressure_queue_depth` | gauge | all that let wait, channel | how many wait, or how many messages are in the channel |
 //! | `backpressure_queue_capacity` | gauge | channel | how many it has room for |
-//! | `backpressure_queue_oldest_seconds` | gauge | concurrency limits (fixed, adaptive), rate limit, wfq, channel | how long what has waited longest has waited; 0 if nothing waits |
+//! | `backpressure_queue_oldest_seconds` | gauge | edge, concurrency limits (fixed, adaptive), rate limit, wfq, channel | how long what has waited longest has waited; 0 if nothing waits |
 //! | `backpressure_queue_wait_seconds` | histogram | all that let wait | how long those waited who had to ([`Waits`](crate::Waits)) |
 //! | `backpressure_senders_waiting` | gauge | channel | senders that wait for room |
 //! | `backpressure_messages_received_total` | counter | channel | messages taken out |
 //! | `backpressure_messages_discarded_total` | counter | channel | messages that went with the receiver |
-//! | `backpressure_overloaded` | gauge | codel | 1 while a queue stands, and what is too old is refused |
-//! | `backpressure_load_ratio` | gauge | codel | the least age lately, of the age at which it refuses; at most 1 |
-//! | `backpressure_age_p95_seconds` | gauge | codel | the age that nineteen in twenty did not exceed. Missing if none came |
-//! | `backpressure_over_target_ratio` | gauge | codel | the share that was older than the target |
+//! | `backpressure_overloaded` | gauge | edge, codel | 1 while a queue stands, and what is too old is refused |
+//! | `backpressure_load_ratio` | gauge | edge, codel | the least age lately, of the age at which it refuses; at most 1 |
+//! | `backpressure_age_p95_seconds` | gauge | edge, codel | the age that nineteen in twenty did not exceed. Missing if none came |
+//! | `backpressure_over_target_ratio` | gauge | edge, codel | the share that was older than the target |
 //! | `backpressure_breaker_state` | gauge | breaker | 0 closed, 1 half-open, 2 open |
 //! | `backpressure_breakers{state}` | gauge | keyed breaker | how many circuits are `open`, `half_open` |
 //! | `backpressure_breaker_failure_ratio` | gauge | breaker | the share that failed, where that is what opens it |
 //! | `backpressure_breaker_opened_total` | counter | breakers | how often a circuit has opened |
 //! | `backpressure_breaker_closed_total` | counter | breakers | how often it has closed after that |
 //! | `backpressure_breaker_probes_total` | counter | breakers | requests that were sent as probes |
-//! | `backpressure_tenants_tracked` | gauge | wfq, keyed limits, keyed breaker | tenants or keys that are remembered |
+//! | `backpressure_tenants_tracked` | gauge | edge, wfq, keyed limits, keyed breaker | tenants or keys that are remembered |
 //! | `backpressure_tenants_max` | gauge | keyed rate limit | how many there may be |
-//! | `backpressure_tenant_overflow_total` | counter | wfq, keyed rate limit, keyed breaker | requests of those that there was no room to remember |
+//! | `backpressure_tenant_overflow_total` | counter | edge, wfq, keyed rate limit, keyed breaker | requests of those that there was no room to remember |
 //! | `backpressure_tokens` | gauge | rate limit, global rate of a keyed one | tokens that are there |
 //! | `backpressure_tokens_max` | gauge | as above | the burst |
 //! | `backpressure_tokens_per_second` | gauge | as above | the rate |
@@ -108,7 +109,7 @@
 //! Requests nothing: layers count what they count anyway, those who wait are timed where they are being put to
 //! sleep and woken, and nothing is asked until somebody looks. A look is a snapshot of each layer, which takes
 //! that layer's lock for a moment; of the keyed concurrency limit and the keyed breaker it goes through the keys in
-//! use. A layer has 35 series at most, a histogram's buckets counted, and a `Metrics` a few hundred bytes for each.
+//! use. A layer has 35 series at most, an edge 44, a histogram's buckets counted, and a `Metrics` a few hundred bytes for each.
 //!
 //! # Two who look
 //! `backpressure_in_flight_max` is the most since the *last* look, by whomever: a second scraper, or code that takes
@@ -124,8 +125,8 @@
 //! | WARN | `requests are refused` | every layer with a limit, a rate or a queue | `reason` of the first |
 //! | WARN | `requests are still refused` | the same, once in ten seconds at most | how many were `refused` since the last line, and how long it has `lasted` |
 //! | INFO | `requests are no longer refused` | the same, when there was no refusal for five seconds | how many were `refused` in all, and how long it `lasted`, from the first to the last of them |
-//! | DEBUG | `the limit has moved` | `AdaptiveConcurrency`, once a second at most; `CoDel` | `from`, `to`, in how many `moves`, and `why` the last |
-//! | WARN | `a queue stands` | `CoDel` | `p95` of how old requests are |
+//! | DEBUG | `the limit has moved` | `AdaptiveConcurrency`, once a second at most; `CoDel`; an edge both, the limit by age with `why` `narrowed`, `widened` or `undone` | `from`, `to`, in how many `moves`, and `why` the last |
+//! | WARN | `a queue stands` | `CoDel`, an edge | `p95` of how old requests are |
 //! | INFO | `the queue is gone` | `CoDel` | the same |
 //! | WARN | `circuit opened` | `CircuitBreaker`, `KeyedCircuitBreaker` | |
 //! | INFO | `circuit half-open: requests probe` | the same | |
@@ -133,7 +134,7 @@
 //! | WARN | `saturation has risen` | `Saturation` | which `probe`, its `ratio`, the levels `from` and `to` |
 //! | INFO | `saturation has fallen` | the same | the same |
 //! | ERROR | `a saturation probe panicked` | the same, once until none does | `probe` |
-//! | WARN | `no request has a tenant, although there are weights for some` | `Wfq`, once, when a hundred requests or more were `served` | how many were `served` |
+//! | WARN | `no request has a tenant, although there are weights for some` | `Wfq`, an edge, once, when a hundred requests or more were `served` | how many were `served` |
 //! | ERROR | `request failed` | `OverloadResponse`, where it answers for a service that fails | `error` |
 //!
 //! A flood of refusals is a few lines: one when it begins, at most one in ten seconds while it goes on, and one

@@ -28,8 +28,8 @@ use tower::{
     util::BoxCloneSyncService,
 };
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ByStatus, CircuitBreakerConfig, CircuitBreakerLayer,
-    ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, RetryPolicy,
+    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer,
+    OverloadResponseLayer, RetryPolicy,
     circuit_breaker::{self, State},
     edge,
     retry::{self, Deadline},
@@ -265,7 +265,7 @@ async fn three_times_too_many_are_answered_in_time_and_the_server_is_kept_busy()
 #[tokio::test(start_paused = true)]
 async fn three_times_too_many_for_an_edge_are_answered_in_time_too() {
     let server = ServiceBuilder::new()
-        .layer(edge().adaptive(AdaptiveConcurrencyLayer::vegas().limits(SEATS, SEATS, SEATS)))
+        .layer(edge().limits(SEATS, SEATS, SEATS))
         .service(service_fn(work));
     let network = Network::default();
     let (client, _, circuit) = client(&network, server, quick());

@@ -1,5 +1,4 @@
-//! The whole stack in one: it decides what its layers decide that are put together by hand, and gives back what they
-//! give back.
+//! The whole stack in one: every request gets an outcome, and nothing is left of it afterwards.
 
 mod support;
 
@@ -9,7 +8,10 @@ use std::{
     num::NonZeroU32,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
@@ -19,15 +21,15 @@ use futures_util::FutureExt;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use proptest::prelude::*;
-use support::now;
 use tokio::time::{advance, sleep, timeout};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ByStatus, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
-    ConcurrencyLimitLayer, LoadShedLayer, Overloaded, SubmittedAt, Waited, WfqConfig, WfqLayer,
-    adaptive_concurrency::{self, Bounds, Limit, Sample},
-    codel, edge,
-    wfq::{self, FromExtension, TenantId},
+    CircuitBreakerLayer, CoDelConfig, ConcurrencyLimitLayer, Overloaded, SubmittedAt, Waited,
+    WfqConfig,
+    adaptive_concurrency::{Bounds, Limit, Sample},
+    edge,
+    edge::Handle,
+    wfq::{Tenant, TenantId},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -133,11 +135,29 @@ fn refusal() -> Overloaded {
     limit.try_acquire().unwrap_err()
 }
 
-/// What became of a request, and when.
-type Outcome = (usize, String, Duration);
+/// What became of a request.
+#[derive(Debug)]
+enum Outcome {
+    Answered,
+    /// By the layer of this name.
+    Rejected(&'static str),
+    Failed,
+    Panicked,
+    /// The client did.
+    Left,
+}
+
+impl Outcome {
+    fn of(error: &BoxError) -> Self {
+        match Overloaded::find(error.as_ref()) {
+            Some(rejection) => Self::Rejected(rejection.layer()),
+            None => Self::Failed,
+        }
+    }
+}
 
 /// Sends all of them, and says what became of each, in the order in which that was known.
-async fn send<S, B>(service: S, jobs: &[Job]) -> Vec<Outcome>
+async fn send<S, B>(service: S, jobs: &[Job]) -> Vec<(usize, Outcome)>
 where
     S: Service<Request<Job>, Response = Response<B>, Error = BoxError, Future: Send>
         + Clone
@@ -145,7 +165,6 @@ where
         + 'static,
     B: Send + 'static,
 {
-    let started = now();
     let (outcomes, mut received) = tokio::sync::mpsc::unbounded_channel();
     for (i, &job) in jobs.iter().enumerate() {
         sleep(job.comes_after).await;
@@ -165,15 +184,14 @@ where
             let answer = AssertUnwindSafe(timeout(job.patience, answer));
             let outcome = match answer.catch_unwind().await {
                 Ok(Ok(Ok(response))) => {
-                    let status = response.status().to_string();
                     body = Some(response.into_body());
-                    status
+                    Outcome::Answered
                 }
-                Ok(Ok(Err(error))) => error.to_string(),
-                Ok(Err(_)) => "left".to_owned(),
-                Err(_) => "panicked".to_owned(),
+                Ok(Ok(Err(error))) => Outcome::of(&error),
+                Ok(Err(_)) => Outcome::Left,
+                Err(_) => Outcome::Panicked,
             };
-            _ = outcomes.send((i, outcome, now() - started));
+            _ = outcomes.send((i, outcome));
             sleep(job.reads).await;
             drop(body);
             sleep(MS * 100).await;
@@ -185,26 +203,8 @@ where
     while let Some(outcome) = received.recv().await {
         all.push(outcome);
     }
+    sleep(Duration::from_secs(1)).await; // bodies have been read, and services dropped
     all
-}
-
-/// What is known of a stack.
-struct Handles {
-    wfq: wfq::Handle,
-    codel: codel::Handle,
-    adaptive: adaptive_concurrency::Handle,
-}
-
-impl Handles {
-    fn show(&self) -> String {
-        let mut tenants = self.wfq.tenants();
-        tenants.sort_by_key(|tenant| tenant.tenant.to_string());
-        let (wfq, codel) = (self.wfq.snapshot(), self.codel.snapshot());
-        format!(
-            "{wfq:#?}\n{codel:#?}\n{:#?}\n{tenants:#?}",
-            self.adaptive.snapshot()
-        )
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -254,10 +254,6 @@ impl Settings {
             .min_concurrency(1)
             .max_concurrency(self.codel_limit)
     }
-
-    fn adaptive(&self) -> AdaptiveConcurrencyLayer {
-        AdaptiveConcurrencyLayer::vegas().limits(1, self.limit, 20)
-    }
 }
 
 fn cost(request: &Request<Job>) -> NonZeroU32 {
@@ -270,93 +266,145 @@ fn paused<T>(run: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(run)
 }
 
-/// What becomes of them, and the state that it leaves behind.
-macro_rules! outcome {
-    ($settings:expr, $jobs:expr, $handles:expr, $layer:expr) => {{
-        let circuit = CircuitBreakerLayer::default();
-        if $settings.circuit_open {
-            circuit.handle().force_open();
-        }
-        let service = ServiceBuilder::new()
-            .layer($layer)
-            .layer(circuit)
-            .layer(ConcurrencyLimitLayer::new($settings.inside))
-            .service(service_fn(|request| {
-                // What a queue tells is for the layer that decides by it.
-                assert_eq!(Waited::current(), None);
-                work(request)
-            }));
-        (send(service, $jobs).await, $handles.show())
-    }};
-}
-
-fn together(settings: Settings, jobs: &[Job], until_body_end: bool) -> (Vec<Outcome>, String) {
+/// What became of them, and how many the service was called for.
+fn outcomes(
+    settings: Settings,
+    jobs: &[Job],
+    until_body_end: bool,
+) -> (Vec<(usize, Outcome)>, u64, Handle) {
     paused(async {
         let edge = edge()
-            .wfq(WfqLayer::new(settings.wfq(), FromExtension).cost(cost))
+            .cost(cost)
+            .wfq(settings.wfq())
             .codel(settings.codel())
-            .adaptive(settings.adaptive());
+            .limits(1, settings.limit, 20);
         let handle = edge.handle();
-        let handles = Handles {
-            wfq: handle.wfq,
-            codel: handle.codel,
-            adaptive: handle.adaptive,
-        };
-        match until_body_end {
-            true => outcome!(settings, jobs, handles, edge.hold_until_body_end().gates()),
-            false => outcome!(settings, jobs, handles, edge.gates()),
+        let circuit = CircuitBreakerLayer::default();
+        if settings.circuit_open {
+            circuit.handle().force_open();
         }
+        let seen = Arc::new(Seen::default());
+        let service = ServiceBuilder::new()
+            .layer(circuit)
+            .layer(ConcurrencyLimitLayer::new(settings.inside))
+            .service(service_fn({
+                let seen = Arc::clone(&seen);
+                move |request| {
+                    seen.calls.fetch_add(1, Relaxed);
+                    // What a queue tells is for the layer that decides by it.
+                    let is_told = Waited::current().is_some();
+                    seen.is_told.fetch_or(is_told, Relaxed);
+                    work(request)
+                }
+            }));
+        let outcomes = match until_body_end {
+            true => {
+                let edge = edge.hold_until_body_end().gates();
+                send(edge.layer(service), jobs).await
+            }
+            false => send(edge.gates().layer(service), jobs).await,
+        };
+        assert!(!seen.is_told.load(Relaxed), "a wait is known inside");
+        (outcomes, seen.calls.load(Relaxed), handle)
     })
 }
 
-fn by_hand(settings: Settings, jobs: &[Job], until_body_end: bool) -> (Vec<Outcome>, String) {
-    paused(async {
-        let wfq = WfqLayer::new(settings.wfq(), FromExtension).cost(cost);
-        let codel = CoDelLayer::new(settings.codel());
-        let adaptive = settings.adaptive().classify(ByStatus);
-        let handles = Handles {
-            wfq: wfq.handle(),
-            codel: codel.handle(),
-            adaptive: adaptive.handle(),
-        };
-        let (builder, shed) = (ServiceBuilder::new(), LoadShedLayer::new());
-        match until_body_end {
-            true => {
-                let (wfq, adaptive) = (wfq.hold_until_body_end(), adaptive.hold_until_body_end());
-                let layers = builder.layer(wfq).layer(codel).layer(adaptive).layer(shed);
-                outcome!(settings, jobs, handles, layers)
-            }
-            false => {
-                let layers = builder.layer(wfq).layer(codel).layer(adaptive).layer(shed);
-                outcome!(settings, jobs, handles, layers)
-            }
+#[derive(Default)]
+struct Seen {
+    calls: AtomicU64,
+    is_told: AtomicBool,
+}
+
+/// What clients know of.
+#[derive(Debug, Default)]
+struct Tally {
+    served: u64,
+    rejected: u64,
+    refused_inside: u64,
+    left: u64,
+}
+
+impl Tally {
+    fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Self {
+        let mut tally = Self::default();
+        for outcome in outcomes {
+            *match outcome {
+                Outcome::Answered | Outcome::Failed | Outcome::Panicked => &mut tally.served,
+                Outcome::Rejected("edge") => &mut tally.rejected,
+                Outcome::Rejected(_) => &mut tally.refused_inside,
+                Outcome::Left => &mut tally.left,
+            } += 1;
         }
-    })
+        tally
+    }
+
+    /// One whose client has left is counted as what became of it, or not at all if it still waited.
+    fn is_counted(&self, served: u64, rejected: u64, refused: u64) -> bool {
+        let known = [
+            (self.served, served),
+            (self.rejected, rejected),
+            (self.refused_inside, refused),
+        ];
+        let all = self.served + self.rejected + self.refused_inside + self.left;
+        known.iter().all(|(known, counted)| known <= counted) && served + rejected + refused <= all
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn it_decides_what_its_layers_decide(
+    fn nothing_is_left_and_the_counts_add_up(
         settings in settings(),
         jobs in prop::collection::vec(job(), 1..120),
         until_body_end: bool,
     ) {
-        let (outcomes, state) = together(settings, &jobs, until_body_end);
-        let (expected, expected_state) = by_hand(settings, &jobs, until_body_end);
-        prop_assert_eq!(outcomes, expected);
-        prop_assert_eq!(state, expected_state);
+        let (outcomes, calls, handle) = outcomes(settings, &jobs, until_body_end);
+        let mut told: Vec<_> = outcomes.iter().map(|(i, _)| *i).collect();
+        told.sort_unstable();
+        prop_assert!(told.into_iter().eq(0..jobs.len()), "each has one outcome: {outcomes:?}");
+
+        assert_free(&handle);
+        let seen = handle.snapshot();
+        let (admitted, rejected) = (seen.permits.admitted, seen.permits.rejected.total());
+        prop_assert_eq!(seen.served + seen.refused, admitted);
+        let tally = Tally::of(outcomes.iter().map(|(_, outcome)| outcome));
+        let is_counted = tally.is_counted(seen.served, rejected, seen.refused);
+        prop_assert!(is_counted, "{tally:?} {seen:?}");
+        prop_assert!((seen.served..=admitted).contains(&calls), "{calls} {seen:?}");
+
+        // Of each tenant, too, whether or not its requests had to wait.
+        let mut all = (0, 0, 0);
+        for tenant in handle.tenants() {
+            let own = outcomes.iter().filter(|(i, _)| {
+                let name = jobs[*i].tenant.map(|name| name.to_string());
+                tenant.tenant == name.as_deref().map_or(Tenant::Anonymous, Tenant::from)
+            });
+            let tally = Tally::of(own.map(|(_, outcome)| outcome));
+            let is_counted = tally.is_counted(tenant.served, tenant.rejected, tenant.refused);
+            prop_assert!(is_counted, "{tally:?} {tenant:?}");
+            all.0 += tenant.served;
+            all.1 += tenant.rejected;
+            all.2 += tenant.refused;
+        }
+        prop_assert_eq!(all, (seen.served, rejected, seen.refused));
+
+        handle.set_max_in_flight_per_tenant(None);
+        let limit = seen.permits.limit.min(seen.age.limit);
+        let batch: Vec<_> = (0..=limit).map_while(|_| handle.try_acquire().ok()).collect();
+        prop_assert_eq!(batch.len(), limit, "a full batch can be had: {:?}", seen);
     }
 }
 
 /// Nothing is left of a request that is gone, however it went.
 #[track_caller]
-fn assert_free(handle: &tower_backpressure::edge::Handle) {
-    let (wfq, codel) = (handle.wfq.snapshot(), handle.codel.snapshot());
-    let adaptive = handle.adaptive.snapshot();
-    let left = (wfq.running, wfq.waiting, codel.in_flight);
-    assert_eq!((left, adaptive.permits.in_flight), ((0, 0, 0), 0));
+fn assert_free(handle: &Handle) {
+    let permits = handle.snapshot().permits;
+    assert_eq!((permits.in_flight, permits.waiting), (0, 0));
+    assert_eq!(permits.oldest_wait, None);
+    for tenant in handle.tenants() {
+        assert_eq!((tenant.running, tenant.waiting), (0, 0), "{tenant:?}");
+    }
 }
 
 fn job_of(takes: Duration) -> Request<Job> {
@@ -403,9 +451,7 @@ impl Limit for Startled {
 #[test]
 fn a_law_that_panics_while_a_request_is_sent_takes_nothing_with_it() {
     paused(async {
-        let edge = edge().adaptive(AdaptiveConcurrencyLayer::new(Startled(Bounds::new(
-            1, 5, 9,
-        ))));
+        let edge = edge().law(Startled(Bounds::new(1, 5, 9)));
         let handle = edge.handle();
         let mut service = edge.gates().layer(service_fn(work));
         for _ in 0..3 {
@@ -428,7 +474,7 @@ impl Wake for Grumpy {
 #[test]
 fn a_waker_that_panics_takes_nothing_with_it() {
     paused(async {
-        let edge = edge().adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1));
+        let edge = edge().limits(1, 1, 1);
         let handle = edge.handle();
         let mut service = edge.gates().layer(service_fn(work));
         let mut first = Box::pin(service.call(job_of(MS)));
@@ -465,9 +511,7 @@ async fn whoever_is_turned_away_is_told_in_its_own_words() {
 
     let edge = || {
         let wfq = WfqConfig::default().max_wait(Duration::from_secs(1));
-        edge()
-            .wfq(WfqLayer::new(wfq.max_waiting(1), FromExtension))
-            .adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1))
+        edge().wfq(wfq.max_waiting(1)).limits(1, 1, 1)
     };
     let routes = edge().layer(service_fn(infallible));
     let client = edge().layer(service_fn(work));

@@ -56,7 +56,7 @@ async fn three_behind(app: Router, slow: &'static str) -> Vec<(StatusCode, Durat
 }
 
 fn two_places(edge: Edge) -> Edge {
-    edge.handle().adaptive.pin(2).expect("two is a limit");
+    edge.handle().pin(2).expect("two is a limit");
     edge
 }
 
@@ -87,7 +87,7 @@ async fn the_bound_stays_with_tenants_and_with_a_config() {
         .tenant(tenant)
         .configured(&config)
         .expect("the default");
-    edge.handle().adaptive.pin(2).expect("two is a limit");
+    edge.handle().pin(2).expect("two is a limit");
     for (status, took) in three_behind(routes().layer(edge), "/takes/12000").await {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(took <= SECOND, "{took:?}");

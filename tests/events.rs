@@ -11,13 +11,14 @@ use std::{
     time::Duration,
 };
 
+use http::{Request, Response};
 use tokio::time::advance;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer,
     Overloaded, Rate, RateLimitLayer, SaturationLayer, ShadowLayer, SubmittedAt, WfqConfig,
-    WfqLayer, saturation::Work,
+    WfqLayer, edge, saturation::Work,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -442,6 +443,58 @@ async fn a_queue_that_stands_is_told_and_that_it_is_gone() {
     let told = lines();
     let gone = |line: &&String| line.starts_with("INFO the queue is gone: layer=codel p95=");
     assert_eq!(told.iter().filter(gone).count(), 1, "{told:#?}");
+}
+
+/// In all that an edge writes it is one layer.
+#[tokio::test(start_paused = true)]
+async fn an_edge_says_all_of_it_in_its_own_name() {
+    let edge = edge()
+        .codel(CoDelConfig::default().min_concurrency(1))
+        .wfq(WfqConfig::default().weight("gold", 10));
+    let handle = edge.handle();
+    handle.pin(1000).unwrap();
+    let seen = edge.handle();
+    listen(move || _ = seen.snapshot());
+    let service = ServiceBuilder::new()
+        .map_request(|age: u32| {
+            let mut request = Request::new(age);
+            let submitted = SubmittedAt::ago(age * MS).expect("the clock has run for longer");
+            request.extensions_mut().insert(submitted);
+            request
+        })
+        .map_response(Response::into_body)
+        .layer(edge.gates())
+        .service_fn(|request: Request<u32>| async move {
+            match request.body() {
+                300 => std::future::pending().await,
+                _ => Ok::<_, BoxError>(Response::new(0)),
+            }
+        });
+    advance(SEC).await;
+    let mut running = Vec::new();
+    for _ in 0..200 {
+        running.extend(start(&service, 300).0);
+        advance(11 * MS).await;
+    }
+    for _ in 0..200 {
+        running.extend(start(&service, 0).0);
+        advance(11 * MS).await;
+    }
+    handle.snapshot();
+    advance(10 * SEC).await;
+    handle.snapshot();
+    let told = lines();
+    for begins in [
+        "WARN requests are refused: layer=edge reason=",
+        "INFO requests are no longer refused: layer=edge ",
+        "WARN a queue stands: layer=edge p95=",
+        "INFO the queue is gone: layer=edge p95=",
+        "WARN no request has a tenant, although there are weights for some: layer=edge served=",
+    ] {
+        let count = told.iter().filter(|line| line.starts_with(begins)).count();
+        assert_eq!(count, 1, "{begins}: {told:#?}");
+    }
+    assert!(told.iter().all(|line| line.contains(": layer=edge ")));
 }
 
 #[tokio::test(start_paused = true)]

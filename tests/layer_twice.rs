@@ -134,7 +134,7 @@ async fn a_handler_that_waits_for_a_permit_of_its_own_limit_is_found() {
 #[tokio::test(start_paused = true)]
 async fn an_edge_inside_itself_is_found_or_answers_within_a_second() {
     let edge = edge();
-    edge.handle().adaptive.pin(1).expect("one is a limit");
+    edge.handle().pin(1).expect("one is a limit");
     let app: Router = Router::new()
         .route("/", get(|| async { "served" }))
         .route_layer(edge.clone())
@@ -149,9 +149,9 @@ async fn an_edge_inside_itself_is_found_or_answers_within_a_second() {
             assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
             assert!(begun.elapsed() <= SECOND, "{:?}", begun.elapsed());
         }
-        Err(panicked) => assert_found(Err(message(panicked)), "wfq"),
+        Err(panicked) => assert_found(Err(message(panicked)), "edge"),
     }
-    assert_eq!(edge.handle().adaptive.snapshot().permits.in_flight, 0);
+    assert_eq!(edge.handle().snapshot().permits.in_flight, 0);
 }
 
 /// Only a request that would wait for itself is found.

@@ -467,13 +467,10 @@ async fn a_law_on_trial_learns_how_long_requests_take_and_whether_they_succeed()
 
 #[tokio::test(start_paused = true)]
 async fn the_whole_stack_on_trial_refuses_nobody() {
-    let wfq = WfqLayer::new(
-        WfqConfig::default().max_waiting_per_tenant(10),
-        |_: &Request<()>| Some("all".to_owned()),
-    );
     let edge = edge()
-        .wfq(wfq)
-        .adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 5, 5))
+        .tenant(|_: &Request<()>| Some("all".to_owned()))
+        .wfq(WfqConfig::default().max_waiting_per_tenant(10))
+        .limits(1, 5, 5)
         .hold_until_body_end();
     let gates = edge.handle();
     let trial = edge.shadow();
@@ -491,9 +488,10 @@ async fn the_whole_stack_on_trial_refuses_nobody() {
     sleep(SEC).await;
     let seen = handle.snapshot();
     assert_eq!((seen.requests, seen.failed), (100, 0));
-    // Five are let in, one has the turn, and ten wait.
-    assert_eq!((seen.waited, seen.refused), (11, 84), "{seen:?}");
-    assert_eq!(seen.refusals[0].layer, "wfq");
-    let wfq = gates.wfq.snapshot();
-    assert_eq!((wfq.served, wfq.running, wfq.waiting), (16, 0, 0));
+    // Five are let in, and ten wait.
+    assert_eq!((seen.waited, seen.refused), (10, 85), "{seen:?}");
+    assert_eq!(seen.refusals[0].layer, "edge");
+    let seen = gates.snapshot();
+    assert_eq!(seen.served, 15);
+    assert_eq!((seen.permits.in_flight, seen.permits.waiting), (0, 0));
 }

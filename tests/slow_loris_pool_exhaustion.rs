@@ -27,8 +27,8 @@ use tokio::{
 };
 use tower::{ServiceBuilder, service_fn};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, ConnectionLimit, WfqConfig, WfqLayer,
-    concurrency_limit, edge, edge::Handle, submitted_at::StampDecoded, wfq,
+    ConcurrencyLimitLayer, ConnectionLimit, WfqConfig, concurrency_limit, edge, edge::Handle,
+    submitted_at::StampDecoded, wfq,
 };
 
 const SEC: Duration = Duration::from_secs(1);
@@ -77,10 +77,7 @@ async fn serve(most_connections: usize) -> Pool {
         .max_waiting(4096)
         .max_waiting_per_tenant(2000)
         .max_in_flight_per_tenant(10);
-    let edge = edge()
-        .wfq(WfqLayer::new(fair, wfq::FromExtension))
-        .adaptive(AdaptiveConcurrencyLayer::vegas().limits(20, 20, 20))
-        .hold_until_body_end();
+    let edge = edge().wfq(fair).limits(20, 20, 20).hold_until_body_end();
     let handle = edge.handle();
     let limit = ConcurrencyLimitLayer::new(most_connections);
     let connections = limit.handle();
@@ -180,7 +177,7 @@ async fn slow_clients_do_not_exhaust_the_pool() {
         };
     }
     // The attack is on: all that one address may have of the limit, it has.
-    let in_flight = || pool.handle.adaptive.snapshot().permits.in_flight;
+    let in_flight = || pool.handle.snapshot().permits.in_flight;
     while in_flight() < 10 {
         tokio::task::yield_now().await;
     }
@@ -198,9 +195,11 @@ async fn slow_clients_do_not_exhaust_the_pool() {
     while in_flight() > 0 || pool.connections.snapshot().in_flight > 1 {
         tokio::task::yield_now().await;
     }
-    let fair = pool.handle.wfq.snapshot();
-    assert_eq!((fair.waiting, fair.running), (0, 0));
-    assert_eq!(pool.handle.codel.snapshot().in_flight, 0);
+    let permits = pool.handle.snapshot().permits;
+    assert_eq!((permits.waiting, permits.in_flight), (0, 0));
+    for tenant in pool.handle.tenants() {
+        assert_eq!((tenant.waiting, tenant.running), (0, 0), "{tenant:?}");
+    }
     assert_eq!(honest(server).await, StatusCode::OK);
     attack.shutdown().await;
 }

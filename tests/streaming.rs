@@ -24,16 +24,14 @@ use tokio::{
 };
 use tonic::transport::{Endpoint, Server, server::TcpIncoming};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
-use tower_backpressure::{
-    Edge, UntilBodyEnd, adaptive_concurrency::Handle, edge, hold::KeepPermits,
-};
+use tower_backpressure::{Edge, UntilBodyEnd, edge, edge::Handle, hold::KeepPermits};
 
 type Held = Edge<tower_backpressure::wfq::FromExtension, UntilBodyEnd>;
 
 /// A stack whose requests count until their bodies have ended, and what is in flight in it.
 fn stack() -> (Held, Handle) {
     let edge = edge().hold_until_body_end();
-    let handle = edge.handle().adaptive;
+    let handle = edge.handle();
     (edge, handle)
 }
 

@@ -17,9 +17,7 @@ use tonic::{
 };
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, ConnectionLimit, WfqConfig, WfqLayer, edge,
-    edge::Edge,
-    wfq::{FromExtension, TenantId},
+    ConcurrencyLimitLayer, ConnectionLimit, WfqConfig, edge, edge::Edge, wfq::TenantId,
 };
 
 fn authenticate(mut request: Request<()>) -> Result<Request<()>, Status> {
@@ -33,7 +31,7 @@ fn authenticate(mut request: Request<()>) -> Result<Request<()>, Status> {
 
 fn weighted() -> Edge {
     let config = WfqConfig::default().weight("gold", 10);
-    edge().wfq(WfqLayer::new(config, FromExtension))
+    edge().wfq(config)
 }
 
 async fn listen(most: usize) -> (SocketAddr, ConnectionLimit<TcpListener>) {
@@ -71,7 +69,7 @@ async fn check(server: SocketAddr, customer: Option<&'static str>) -> Result<(),
 async fn a_tenant_of_an_interceptor_that_is_a_layer_before_the_edge_is_known_to_it() {
     let (server, listener) = listen(100).await;
     let edge = weighted();
-    let handle = edge.handle().wfq;
+    let handle = edge.handle();
     let (_reporter, health) = tonic_health::server::health_reporter();
     let layers = Server::builder()
         .layer(InterceptorLayer::new(authenticate))
@@ -95,7 +93,7 @@ async fn a_tenant_of_an_interceptor_that_is_a_layer_before_the_edge_is_known_to_
 async fn a_tenant_of_an_interceptor_of_a_service_comes_too_late() {
     let (server, listener) = listen(100).await;
     let edge = weighted();
-    let handle = edge.handle().wfq;
+    let handle = edge.handle();
     let (_reporter, health) = tonic_health::server::health_reporter();
     let health = tonic::service::interceptor::InterceptedService::new(health, authenticate);
     serve!({ Server::builder().layer(edge) }, health, listener);

@@ -81,7 +81,7 @@ impl Feed {
 #[derive(Default)]
 struct Window {
     outcomes: VecDeque<[Outcomes; TENANTS.len()]>,
-    /// How many the layers had refused by then: the queue was full, or they were too old.
+    /// How many the edge had rejected by then: the queue was full, or they were too old.
     refused: VecDeque<(u64, u64)>,
 }
 
@@ -94,20 +94,20 @@ impl Window {
         if self.refused.len() > WINDOW {
             self.refused.pop_front();
         }
-        let queue_full = settings.edge.wfq.snapshot().rejected.queue_full;
-        let too_old = settings.edge.codel.snapshot().rejected.too_old;
-        self.refused.push_back((queue_full, too_old));
+        let rejected = settings.edge.snapshot().permits.rejected;
+        self.refused
+            .push_back((rejected.queue_full, rejected.too_old));
     }
 
     fn event(&self, time: f64, settings: &Settings) -> String {
         let seconds = EVERY.as_secs_f64() * self.outcomes.len() as f64;
         let a_second = |count: u64| (count as f64 / seconds).round();
-        let (adaptive, protection) = (settings.edge.adaptive.snapshot(), settings.protection());
+        let (edge, protection) = (settings.edge.snapshot(), settings.protection());
         let workers = settings.workers.snapshot();
         let service_time = workers.service_time.as_secs_f64();
         // Without the layers all that comes is in flight at once.
         let in_flight = if protection {
-            adaptive.permits.in_flight
+            edge.permits.in_flight
         } else {
             workers.jobs
         };
@@ -123,16 +123,15 @@ impl Window {
         let _ = write!(
             json,
             r#""limit":{},"pinned":{},"in_flight":{in_flight},"moved":"{}","baseline":{},"target_ms":{},"overloaded":{},"#,
-            adaptive.permits.limit,
-            adaptive.pinned,
-            adaptive
-                .learned
+            edge.permits.limit,
+            edge.pinned,
+            edge.learned
                 .moved
                 .map(|why| why.to_string())
                 .unwrap_or_default(),
-            millis(adaptive.learned.baseline),
+            millis(edge.learned.baseline),
             settings.target_ms(),
-            protection && settings.edge.codel.snapshot().overloaded,
+            protection && edge.age.overloaded,
         );
         let _ = write!(
             json,
@@ -145,7 +144,7 @@ impl Window {
         for (i, name) in TENANTS.iter().enumerate() {
             let of_tenant = || self.outcomes.iter().map(|outcomes| &outcomes[i]);
             let rate = |count: fn(&Outcomes) -> u64| a_second(of_tenant().map(count).sum());
-            let tenant = settings.edge.wfq.tenant(*name);
+            let tenant = settings.edge.tenant(*name);
             let (queued, running) =
                 tenant.map_or((0, 0), |tenant| (tenant.waiting, tenant.running));
             let (p50, p99) = percentiles(of_tenant());

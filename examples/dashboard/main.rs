@@ -43,8 +43,8 @@ use tokio::{
 };
 use tower::ServiceBuilder;
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, CoDelConfig, ConcurrencyLimitLayer, LoadShedLayer,
-    OverloadResponseLayer, WfqConfig, WfqLayer, edge, wfq::from_head,
+    CoDelConfig, ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, WfqConfig, edge,
+    wfq::from_head,
 };
 
 use self::{
@@ -97,9 +97,10 @@ pub fn app() -> (Router, JoinSet<()>) {
     let tenant = from_head(|head| Some(TENANTS[head.extensions.get::<Tenant>()?.0]));
     // What this is all about.
     let edge = edge()
-        .wfq(WfqLayer::new(weights, tenant))
+        .tenant(tenant)
+        .wfq(weights)
         .codel(CoDelConfig::default().target(Duration::from_millis(settings::TARGET_MS.into())))
-        .adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 20, 200));
+        .limits(1, 20, 200);
 
     let workers = Arc::new(Workers::new(settings::WORKERS, settings::SERVICE_TIME));
     let settings = Arc::new(Settings::new(edge.handle(), Arc::clone(&workers)));

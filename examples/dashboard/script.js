@@ -376,9 +376,9 @@ function call(name, value) {
     workers: `workers.set_workers(${value})`,
     service_ms: `workers.set_service_time(Duration::from_millis(${value}))`,
     load: `tenant("${tenant}").send(${value}) // a second`,
-    limit: value === "auto" ? "handle.adaptive.unpin()" : `handle.adaptive.pin(${value})?`,
-    target_ms: `handle.codel.set_target(Duration::from_millis(${value}))?`,
-    weight: `handle.wfq.set_weight("${tenant}", ${value})?`,
+    limit: value === "auto" ? "handle.unpin()" : `handle.pin(${value})?`,
+    target_ms: `handle.set_target(Duration::from_millis(${value}))?`,
+    weight: `handle.set_weight("${tenant}", ${value})?`,
   }[what];
 }
 

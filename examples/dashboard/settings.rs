@@ -55,7 +55,7 @@ impl Settings {
     }
 
     pub fn weight(&self, Tenant(tenant): Tenant) -> u32 {
-        let known = self.edge.wfq.tenant(TENANTS[tenant]);
+        let known = self.edge.tenant(TENANTS[tenant]);
         known.map_or(WEIGHTS[tenant], |tenant| tenant.weight)
     }
 
@@ -98,22 +98,18 @@ impl Settings {
                 let ms = within(1..=1000)?;
                 (self.workers).set_service_time(Duration::from_millis(ms.into()));
             }
-            ("limit", "") if value == "auto" => self.edge.adaptive.unpin(),
-            ("limit", "") => self
-                .edge
-                .adaptive
-                .pin(number()? as usize)
-                .map_err(of_layer)?,
+            ("limit", "") if value == "auto" => self.edge.unpin(),
+            ("limit", "") => self.edge.pin(number()? as usize).map_err(of_layer)?,
             ("target_ms", "") => {
                 let ms = number()?;
                 let target = Duration::from_millis(ms.into());
-                self.edge.codel.set_target(target).map_err(of_layer)?;
+                self.edge.set_target(target).map_err(of_layer)?;
                 self.target_ms.store(ms, Relaxed);
             }
             ("load", tenant) => self.loads[find(tenant)?].store(within(0..=2000)?, Relaxed),
             ("weight", tenant) => {
                 let tenant = TENANTS[find(tenant)?];
-                (self.edge.wfq.set_weight(tenant, number()?)).map_err(of_layer)?;
+                (self.edge.set_weight(tenant, number()?)).map_err(of_layer)?;
             }
             _ => {
                 return Err(format!(

@@ -168,9 +168,7 @@ impl Protection {
                     })
                     .layer(edge)
                     .layer_fn(Handler);
-                (stack, move || {
-                    Some(handle.adaptive.snapshot().permits.limit)
-                })
+                (stack, move || Some(handle.snapshot().permits.limit))
             }),
         }
     }

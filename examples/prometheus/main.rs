@@ -38,14 +38,13 @@ use tokio::{
 };
 use tower::ServiceBuilder;
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ByStatus, CircuitBreakerConfig, CircuitBreakerLayer,
-    ConcurrencyLimitLayer, ConnectionLimit, OverloadResponseLayer, edge, observe::Metrics,
+    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, ConnectionLimit,
+    OverloadResponseLayer, edge, observe::Metrics,
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let limit = AdaptiveConcurrencyLayer::vegas().limits(1, 20, 100);
-    let edge = edge().adaptive(limit).hold_until_body_end();
+    let edge = edge().limits(1, 20, 100).hold_until_body_end();
     let breaker = CircuitBreakerLayer::new(CircuitBreakerConfig::default())
         .classify(ByStatus)
         .name("database");

@@ -16,7 +16,7 @@ pub struct EdgeConfig {
     pub wfq: WfqConfig,
     /// The admission by age.
     pub codel: CoDelConfig,
-    /// The adaptive limit.
+    /// The adaptive limit. Requests wait in the fair queue, so its `max_waiting` and `max_wait` do not apply.
     pub adaptive: AdaptiveConcurrencyConfig,
 }
 

@@ -6,7 +6,7 @@ use super::{
     names::FAMILIES,
     prometheus,
     samples::{Sample, Samples, Value},
-    sources::{Parts, Source},
+    sources::Source,
 };
 use crate::{
     ConfigError, Waits,
@@ -50,48 +50,31 @@ impl Metrics {
     }
 
     /// Watches this layer from now on, by the name that it has: the one that it was given
-    /// (`.name("database")`), or that of its kind (`concurrency_limit`). Of an [`edge`](mod@crate::edge), its
-    /// three parts.
+    /// (`.name("database")`), or that of its kind (`concurrency_limit`).
     ///
     /// # Errors
     /// If a layer of that name is watched already: two that are called the same could not be told apart, so
     /// one of them needs a name of its own, here or by [`watch_as`](Self::watch_as). Nothing is changed then.
     pub fn watch(&self, handle: &impl Observe) -> Result<(), ConfigError> {
-        let parts = handle.parts().into_iter();
-        self.add(parts.map(|part| (part.name().to_owned(), part)))
+        self.watch_as(handle.name(), handle)
     }
 
     /// Watches this layer from now on, by this name: for what has no name of its own, as a
-    /// `RetryPolicy`. The parts of an [`edge`](mod@crate::edge) have it put before theirs: `api_wfq`.
+    /// `RetryPolicy`.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).
     pub fn watch_as(&self, name: &str, handle: &impl Observe) -> Result<(), ConfigError> {
-        let parts = handle.parts();
-        let several = parts.len() > 1;
-        self.add(parts.into_iter().map(|part| match several {
-            true => (format!("{name}_{}", part.name()), part),
-            false => (name.to_owned(), part),
-        }))
-    }
-
-    fn add(
-        &self,
-        parts: impl Iterator<Item = (String, Box<dyn Source>)>,
-    ) -> Result<(), ConfigError> {
+        let watched = Arc::new(Watched {
+            name: name.into(),
+            source: Box::new(handle.clone()),
+            shown: Mutex::default(),
+        });
         let mut layers = lock(&self.layers);
-        let before = layers.len();
-        for (name, source) in parts {
-            if layers.iter().any(|layer| *layer.name == *name) {
-                layers.truncate(before);
-                return Err(ConfigError::new("name", "one that no watched layer has"));
-            }
-            layers.push(Arc::new(Watched {
-                name: name.into(),
-                source,
-                shown: Mutex::default(),
-            }));
+        if layers.iter().any(|layer| *layer.name == *name) {
+            return Err(ConfigError::new("name", "one that no watched layer has"));
         }
+        layers.push(watched);
         Ok(())
     }
 
@@ -179,7 +162,7 @@ impl fmt::Debug for Metrics {
 
 /// What [`Metrics`] can watch: the handle of every layer, of a channel and of a retry policy, and that of
 /// an [`edge`](mod@crate::edge).
-pub trait Observe: Parts {}
+pub trait Observe: Source + Clone + 'static {}
 
 /// One layer that is watched.
 pub(super) struct Watched {

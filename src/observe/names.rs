@@ -54,6 +54,8 @@ families! {
         "The limit does not rise above this by itself.";
     LIMIT_PINNED = Gauge "backpressure_limit_pinned",
         "1 while somebody holds the limit where it is, else 0.";
+    LIMIT_BY_AGE = Gauge "backpressure_limit_by_age",
+        "How many requests may be in flight for requests not to get old, whatever the limit is.";
     LIMIT_MOVES = Counter "backpressure_limit_moves_total" by "direction",
         "How often the limit was narrowed and widened, and narrowings taken back.";
     MIN_RTT = Gauge "backpressure_min_rtt_seconds",

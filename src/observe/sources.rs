@@ -8,23 +8,11 @@ use crate::{
 };
 
 /// A handle on one layer.
-#[allow(unnameable_types, reason = "of a sealed trait")]
+#[allow(unnameable_types, reason = "it seals `Observe`")]
 pub trait Source: Send + Sync {
     fn name(&self) -> &'static str;
 
     fn collect(&self, samples: &mut Samples);
-}
-
-/// A handle, as those on single layers.
-#[allow(unnameable_types, reason = "it seals `Observe`")]
-pub trait Parts {
-    fn parts(&self) -> Vec<Box<dyn Source>>;
-}
-
-impl<T: Source + Clone + 'static> Parts for T {
-    fn parts(&self) -> Vec<Box<dyn Source>> {
-        vec![Box::new(self.clone())]
-    }
 }
 
 impl Observe for adaptive_concurrency::Handle {}
@@ -144,6 +132,7 @@ impl Source for edge::Handle {
         samples.limit(permits.limit, permits.in_flight, permits.peak_in_flight);
         samples.limit_bounds(snapshot.bounds.min(), snapshot.bounds.max());
         samples.level(&LIMIT_PINNED, snapshot.pinned.into());
+        samples.level(&LIMIT_BY_AGE, age.limit as f64);
         if let Some(baseline) = snapshot.learned.baseline {
             samples.level(&MIN_RTT, baseline.as_secs_f64());
         }

@@ -2,10 +2,13 @@
 
 use std::sync::{Arc, atomic::Ordering::SeqCst};
 
-use tower_backpressure::{Rejected, concurrency_limit, wfq};
+use tower_backpressure::{
+    Rejected, concurrency_limit,
+    wfq::{self, TenantSnapshot},
+};
 
 use crate::{
-    handles::{Control, WITH_OWN_LIMIT},
+    handles::{Control, Taken, WITH_OWN_LIMIT},
     own::Own,
     stack::Plan,
     world::{TENANTS, World},
@@ -35,12 +38,8 @@ pub fn idle(control: &Control) -> Result<(), String> {
         Control::CoDel(handle) => is(handle.snapshot().in_flight == 0, &handle.snapshot()),
         Control::Wfq(handle) => idle_wfq(handle),
         Control::Edge(handle) => {
-            idle_wfq(&handle.wfq)?;
-            is(
-                handle.codel.snapshot().in_flight == 0,
-                &handle.codel.snapshot(),
-            )?;
-            idle_gate(&handle.adaptive.snapshot().permits)
+            idle_gate(&handle.snapshot().permits)?;
+            idle_tenants(handle.tenants())
         }
         Control::Shadow(_, trial) => trial.iter().try_for_each(idle),
         Control::Shed
@@ -70,10 +69,12 @@ fn idle_wfq(handle: &wfq::Handle) -> Result<(), String> {
         (seen.running, seen.waiting) == (0, 0) && seen.oldest_wait.is_none(),
         &seen,
     )?;
-    for tenant in handle.tenants() {
-        is((tenant.running, tenant.waiting) == (0, 0), &tenant)?;
-    }
-    Ok(())
+    idle_tenants(handle.tenants())
+}
+
+fn idle_tenants(tenants: Vec<TenantSnapshot>) -> Result<(), String> {
+    let mut tenants = tenants.iter();
+    tenants.try_for_each(|tenant| is((tenant.running, tenant.waiting) == (0, 0), tenant))
 }
 
 /// What a layer has counted is what meters saw outside and inside it.
@@ -176,21 +177,37 @@ fn counts(world: &World, plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
             check((delivered..=stopped).contains(&rejected), "rejected", &seen)
         }
         Control::Edge(handle) => {
-            let (wfq, codel) = (handle.wfq.snapshot(), handle.codel.snapshot());
-            let adaptive = handle.adaptive.snapshot().permits;
-            let seen = (&wfq, &codel, &adaptive);
-            check(wfq.refused >= least_refused_inside, "refused", &seen)?;
-            let passed = [wfq.served + wfq.refused, codel.admitted, adaptive.admitted];
-            let passed_right = passed
-                .iter()
-                .all(|passed| (sent..=came + acquired).contains(passed));
-            check(passed_right, "served, admitted, admitted", &seen)?;
-            let rejected = [wfq.rejected, codel.rejected, adaptive.rejected];
-            let rejected: u64 = rejected.iter().map(Rejected::total).sum();
+            let seen = handle.snapshot();
+            let tenants = handle.tenants();
+            let permits = &seen.permits;
+            check(seen.refused >= least_refused_inside, "refused", &seen)?;
+            // What the service was not ready for was admitted, and is refused.
             check(
-                rejected <= stopped + refused + plan.shed_outside(own),
+                permits.admitted == seen.served + seen.refused + acquired,
+                "admitted",
+                &seen,
+            )?;
+            let admitted = permits.admitted - acquired;
+            check(
+                (sent..=came).contains(&admitted),
+                "served or refused",
+                &seen,
+            )?;
+            let rejected = permits.rejected.total().checked_sub(refused);
+            let rejected = rejected.ok_or_else(|| found("refused by the handle", &seen))?;
+            check(
+                (delivered..=came - admitted).contains(&rejected),
                 "rejected",
                 &seen,
+            )?;
+            // Tenants that were forgotten take their counts along.
+            let of_tenants = |count: fn(&TenantSnapshot) -> u64| tenants.iter().map(count).sum();
+            let (served, refused): (u64, u64) =
+                (of_tenants(|one| one.served), of_tenants(|one| one.refused));
+            check(
+                served <= seen.served && refused <= seen.refused,
+                "of all tenants",
+                &(&seen, tenants),
             )?;
             check(most_live <= most, "more than the limit", &seen)
         }
@@ -230,17 +247,17 @@ pub fn all_permits(own: &Own) -> Result<(), String> {
         Control::Limit(handle) => {
             let limit = handle.snapshot().limit;
             let permits = (0..=limit).map_while(|_| handle.try_acquire().ok());
-            (limit, permits.collect())
+            (limit, permits.map(Taken::from).collect())
         }
         Control::Adaptive(handle) => {
             let limit = handle.snapshot().permits.limit;
             let permits = (0..=limit).map_while(|_| handle.try_acquire().ok());
-            (limit, permits.collect())
+            (limit, permits.map(Taken::from).collect())
         }
         Control::Edge(handle) => {
-            let limit = handle.adaptive.snapshot().permits.limit;
-            let permits = (0..=limit).map_while(|_| handle.adaptive.try_acquire().ok());
-            (limit, permits.collect())
+            let limit = handle.snapshot().permits.limit;
+            let permits = (0..=limit).map_while(|_| handle.try_acquire().ok());
+            (limit, permits.map(Taken::from).collect())
         }
         _ => return Ok(()),
     };

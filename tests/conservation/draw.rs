@@ -16,7 +16,10 @@ use tower_backpressure::{
     AdaptiveConcurrencyLayer, ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig,
     CoDelLayer, ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
     KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, ShadowLayer,
-    WfqConfig, WfqLayer, edge, saturation::Work,
+    WfqConfig, WfqLayer,
+    config::{AdaptiveConcurrencyConfig, EdgeConfig, Law},
+    edge,
+    saturation::Work,
 };
 
 use crate::{
@@ -118,22 +121,21 @@ pub fn limit(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
     .most(max)
 }
 
-fn adaptive_layer(name: &'static str, rng: &mut Rng) -> (AdaptiveConcurrencyLayer, u64) {
+fn adaptive_config(rng: &mut Rng) -> (AdaptiveConcurrencyConfig, u64) {
     let max = rng.between(2, 8);
-    let layer = match rng.below(3) {
-        0 => AdaptiveConcurrencyLayer::vegas(),
-        1 => AdaptiveConcurrencyLayer::gradient2(),
-        _ => AdaptiveConcurrencyLayer::aimd(),
-    };
-    let initial = rng.between(1, max);
-    let layer = layer.limits(1, initial as usize, max as usize).name(name);
-    (layer, max)
+    let mut config = AdaptiveConcurrencyConfig::default();
+    config.law = rng.pick(&[Law::Vegas, Law::Gradient2, Law::Aimd]);
+    config.min = Some(1);
+    config.initial = Some(rng.between(1, max) as usize);
+    config.max = Some(max as usize);
+    (config, max)
 }
 
 pub fn adaptive(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
-    let (layer, max) = adaptive_layer(name, rng);
+    let (config, max) = adaptive_config(rng);
     let (waiting, wait) = bounds(mode, rng);
-    let layer = layer.max_waiting(waiting);
+    let layer = AdaptiveConcurrencyLayer::from_config(&config).unwrap();
+    let layer = layer.max_waiting(waiting).name(name);
     let handle = layer.handle();
     handle.set_max_wait(wait);
     let text = format!("to {max}, waiting {waiting}, wait {wait:?}");
@@ -266,12 +268,21 @@ pub fn wfq(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
     }
 }
 
+/// And the highest limit that it can have.
+pub fn edge_config(mode: Mode, rng: &mut Rng) -> (EdgeConfig, u64) {
+    let mut config = EdgeConfig::default();
+    let (adaptive, max) = adaptive_config(rng);
+    config.adaptive = adaptive;
+    config.codel = codel_config(rng).0;
+    config.wfq = wfq_config(mode, rng);
+    (config, max)
+}
+
 pub fn whole_edge(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
-    let (adaptive, max) = adaptive_layer(name, rng);
-    let (codel, _) = codel_config(rng);
-    let wfq = WfqLayer::new(wfq_config(mode, rng), tenant::<String>).name(name);
-    let text = format!("to {max}, {codel:?}, {:?}", wfq.handle());
-    let edge = edge().wfq(wfq).codel(codel).adaptive(adaptive);
+    let (config, max) = edge_config(mode, rng);
+    let text = format!("{config:?}");
+    let edge = edge().tenant(tenant::<String>).name(name);
+    let edge = edge.configured(&config).unwrap();
     let control = Control::Edge(edge.handle());
     match rng.below(4) {
         0 => Drawn::new(text, control, with_body(edge)),
@@ -333,8 +344,7 @@ pub fn shadow(mode: Mode, rng: &mut Rng) -> Drawn {
     let limit = ConcurrencyLimitLayer::new(rng.between(1, 3) as usize);
     let limit = limit.max_waiting(bounds(mode, rng).0);
     let trial = Control::Limit(limit.handle());
-    let wfq = WfqLayer::new(wfq_config(mode, rng), tenant::<()>);
-    let queue = Control::Wfq(wfq.handle());
+    let config = wfq_config(mode, rng);
     match rng.below(3) {
         0 => {
             let layer = ServiceBuilder::new()
@@ -345,13 +355,16 @@ pub fn shadow(mode: Mode, rng: &mut Rng) -> Drawn {
             Drawn::new("Shed, Limit", control, by_layer(layer))
         }
         1 => {
+            let wfq = WfqLayer::new(config, tenant::<()>);
+            let queue = Control::Wfq(wfq.handle());
             let layer = ServiceBuilder::new().layer(wfq).layer(limit);
             let layer = ShadowLayer::new(layer.into_inner());
             let control = Control::Shadow(layer.handle(), vec![queue, trial]);
             Drawn::new("Wfq, Limit", control, by_layer(layer))
         }
         _ => {
-            let edge = edge().wfq(wfq).adaptive(adaptive_layer("trial", rng).0);
+            let edge = edge().tenant(tenant::<()>).wfq(config);
+            let edge = edge.adaptive(adaptive_config(rng).0).name("trial");
             let parts = vec![Control::Edge(edge.handle())];
             let layer = edge.shadow();
             let control = Control::Shadow(layer.handle(), parts);

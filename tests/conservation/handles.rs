@@ -10,9 +10,9 @@ use std::{
 };
 
 use tower_backpressure::{
-    CoDelConfig, Permit, Rate, SubmittedAt, adaptive_concurrency, circuit_breaker, codel,
-    concurrency_limit, edge, keyed_circuit_breaker, keyed_concurrency_limit, keyed_rate_limit,
-    rate_limit, saturation, shadow, wfq,
+    CoDelConfig, Permit, Rate, SubmittedAt, WfqConfig, adaptive_concurrency, circuit_breaker,
+    codel, concurrency_limit, config::EdgeConfig, edge, keyed_circuit_breaker,
+    keyed_concurrency_limit, keyed_rate_limit, rate_limit, saturation, shadow, wfq,
 };
 
 use crate::{
@@ -90,10 +90,24 @@ pub fn change(own: &Own, mode: Mode, rng: &mut Rng) {
             handle.apply(&config).unwrap();
         }
         Control::Wfq(handle) => change_wfq(handle, mode, rng),
-        Control::Edge(handle) => match rng.below(3) {
-            0 => change_adaptive(&handle.adaptive, rng, raise, limit),
-            1 => handle.codel.apply(&draw::codel_config(rng).0).unwrap(),
-            _ => change_wfq(&handle.wfq, mode, rng),
+        Control::Edge(handle) => match rng.below(9) {
+            0 => handle.unpin(),
+            1 | 2 => {
+                raise();
+                handle.pin(limit).unwrap();
+            }
+            3 | 4 => {
+                let (config, max) = draw::edge_config(mode, rng);
+                own.most.fetch_max(max as usize, SeqCst);
+                handle.apply(&config).unwrap();
+            }
+            5 => handle.set_max_waiting(rng.pick(&[0, 2, 1024])),
+            6 => handle.set_max_in_flight_per_tenant(NonZeroU32::new(rng.below(3) as u32)),
+            7 => handle.set_default_weight(rng.between(1, 9) as u32).unwrap(),
+            _ => {
+                let weight = rng.between(1, 100) as u32;
+                handle.set_weight(rng.pick(&NAMES), weight).unwrap();
+            }
         },
         Control::Breaker(handle) => match rng.below(4) {
             0 => handle.force_open(),
@@ -145,12 +159,35 @@ fn keys_with_waiters(handle: &keyed_concurrency_limit::Handle) -> usize {
     waiting.len() + usize::from(others > 0)
 }
 
+/// What a handle has taken, until it is dropped.
+#[allow(dead_code, reason = "it is held")]
+pub enum Taken {
+    Permit(Permit),
+    OfEdge(edge::Permit),
+}
+
+impl From<Permit> for Taken {
+    fn from(permit: Permit) -> Self {
+        Self::Permit(permit)
+    }
+}
+
+impl From<edge::Permit> for Taken {
+    fn from(permit: edge::Permit) -> Self {
+        Self::OfEdge(permit)
+    }
+}
+
 /// Takes something by the handle, where that can be done without waiting.
-pub fn try_acquire(own: &Own, rng: &mut Rng) -> Option<Permit> {
+pub fn try_acquire(own: &Own, rng: &mut Rng) -> Option<Taken> {
     let taken = match &own.control {
-        Control::Limit(handle) => handle.try_acquire().map(Some),
-        Control::Adaptive(handle) => handle.try_acquire().map(Some),
-        Control::CoDel(handle) => handle.try_acquire(SubmittedAt::now()).map(Some),
+        Control::Limit(handle) => handle.try_acquire().map(|permit| Some(permit.into())),
+        Control::Adaptive(handle) => handle.try_acquire().map(|permit| Some(permit.into())),
+        Control::Edge(handle) => handle.try_acquire().map(|permit| Some(permit.into())),
+        Control::CoDel(handle) => {
+            let permit = handle.try_acquire(SubmittedAt::now());
+            permit.map(|permit| Some(permit.into()))
+        }
         Control::Rate(handle) => handle.try_acquire(1).map(|()| None),
         Control::KeyedRate(handle) => {
             let key = rng.below(TENANTS as u64) as usize;
@@ -203,13 +240,12 @@ pub fn open(own: &Own, room: usize) {
             }
         }
         Control::CoDel(handle) => {
-            open_codel(handle, room);
+            handle.apply(&open_codel(room)).unwrap();
         }
         Control::Wfq(handle) => open_wfq(handle),
         Control::Edge(handle) => {
-            open_wfq(&handle.wfq);
-            open_codel(&handle.codel, room);
-            open_adaptive(&handle.adaptive, room);
+            let wfq = WfqConfig::default().max_waiting_per_tenant(1024);
+            open_edge(handle, room, wfq);
         }
         Control::Breaker(handle) => handle.reset(),
         Control::KeyedBreaker(handle) => (0..TENANTS).for_each(|key| handle.reset(&key)),
@@ -224,10 +260,17 @@ fn open_adaptive(handle: &adaptive_concurrency::Handle, limit: usize) {
     handle.pin(limit).unwrap();
 }
 
-fn open_codel(handle: &codel::Handle, limit: usize) {
-    let config = CoDelConfig::default()
+fn open_codel(limit: usize) -> CoDelConfig {
+    CoDelConfig::default()
         .min_concurrency(limit)
-        .max_concurrency(limit);
+        .max_concurrency(limit)
+}
+
+pub fn open_edge(handle: &edge::Handle, limit: usize, wfq: WfqConfig) {
+    let mut config = EdgeConfig::default();
+    config.wfq = wfq.max_waiting(1024).max_wait(None);
+    config.codel = open_codel(limit);
+    config.adaptive.pinned = Some(limit);
     handle.apply(&config).unwrap();
 }
 

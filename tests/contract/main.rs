@@ -30,7 +30,6 @@ use tower_backpressure::{
     KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt,
     WfqConfig, WfqLayer,
     saturation::{Probe as Queue, Work},
-    wfq::FromExtension,
 };
 
 /// What a layer makes of a second request while one is in flight.
@@ -258,9 +257,8 @@ fn codel() -> CoDelLayer<fn(&u32) -> Option<SubmittedAt>> {
 
 /// For so many requests at a time.
 fn edge(limit: usize, config: WfqConfig) -> impl Layer<Probe, Service: Subject> {
-    let limit = AdaptiveConcurrencyLayer::vegas().limits(1, limit, limit);
-    let wfq = WfqLayer::new(config, FromExtension);
-    numbers(tower_backpressure::edge().wfq(wfq).adaptive(limit).gates())
+    let edge = tower_backpressure::edge().wfq(config);
+    numbers(edge.limits(1, limit, limit).gates())
 }
 
 type Number = fn(u32) -> Request<u32>;

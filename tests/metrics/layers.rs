@@ -15,7 +15,7 @@ use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
     ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
     KeyedRateLimitLayer, Rate, RateLimitLayer, SaturationLayer, ShadowLayer, SubmittedAt,
-    SubmittedAtLayer, WfqConfig, WfqLayer, channel, saturation::Work,
+    SubmittedAtLayer, WfqConfig, WfqLayer, channel, edge, saturation::Work,
 };
 
 use super::*;
@@ -449,6 +449,114 @@ async fn a_fair_queue() {
             ("tenant_overflow_total", 1.0),
         ],
         Some(&[50, 50, 54, 70, 10]),
+    );
+}
+
+/// All that an edge says, in one.
+#[tokio::test(start_paused = true)]
+async fn an_edge() {
+    let config = WfqConfig::default()
+        .max_waiting_per_tenant(1)
+        .max_wait(ms(70))
+        .max_tenants(1);
+    let edge = edge()
+        .tenant(|request: &Request<u64>| Some(if *request.body() < 100 { "a" } else { "b" }))
+        .wfq(config)
+        .codel(CoDelConfig::default().target(ms(100)))
+        .limits(1, 1, 9);
+    let handle = edge.handle();
+    let metrics = watching(&handle);
+    handle.pin(1).unwrap();
+    let inner = service_fn(|request: Request<u64>| async move {
+        let time = *request.body();
+        if time == 13 {
+            let refusal = ConcurrencyLimitLayer::new(1).handle();
+            let _busy = refusal.try_acquire();
+            return Err(refusal.try_acquire().unwrap_err().into());
+        }
+        work(time).await.map(Response::new)
+    });
+    let service = edge.gates().layer(inner);
+    let request = Request::new;
+    let says = |expected: &[(&str, f64)], waits: &[u64]| {
+        let (limit, age) = (handle.snapshot().permits.limit, handle.snapshot().age);
+        let mut all = vec![
+            ("rejected_total{reason=\"too_old\"}", 0.0),
+            ("limit", limit as f64),
+            ("limit_min", 1.0),
+            ("limit_max", 9.0),
+            ("limit_pinned", 1.0),
+            ("limit_by_age", age.limit as f64),
+            ("limit_moves_total{direction=\"narrowed\"}", 0.0),
+            ("limit_moves_total{direction=\"widened\"}", 0.0),
+            ("limit_moves_total{direction=\"undone\"}", 0.0),
+            ("in_flight_max", expected[0].1),
+            ("tenants_tracked", 1.0),
+            ("overloaded", 0.0),
+            ("load_ratio", f64::from(age.load_percent) / 100.0),
+            ("over_target_ratio", age.over_target),
+        ];
+        let learned = handle.snapshot().learned.baseline;
+        all.extend(learned.map(|rtt| ("min_rtt_seconds", rtt.as_secs_f64())));
+        all.extend(age.p95.map(|p95| ("age_p95_seconds", p95.as_secs_f64())));
+        all.extend(expected);
+        assert_says(&metrics, "edge", &all, Some(waits));
+    };
+
+    let first = send(&service, request(50));
+    settle().await;
+    let second = send(&service, request(13)); // waits for 50 ms, and is refused inside
+    settle().await;
+    let full = send(&service, request(51));
+    assert_eq!(
+        reason(full.await.unwrap()),
+        Some(("edge", Reason::QueueFull))
+    );
+    handle.try_acquire().unwrap_err();
+    advance(ms(20)).await;
+    settle().await;
+    says(
+        &[
+            ("in_flight", 1.0),
+            ("requests_total{outcome=\"admitted\"}", 1.0),
+            ("requests_total{outcome=\"rejected\"}", 2.0),
+            ("rejected_total{reason=\"at_limit\"}", 1.0),
+            ("rejected_total{reason=\"queue_full\"}", 1.0),
+            ("rejected_total{reason=\"wait_timeout\"}", 0.0),
+            ("refused_inside_total", 0.0),
+            ("queue_depth", 1.0),
+            ("queue_oldest_seconds", 0.02),
+            ("tenant_overflow_total", 0.0),
+        ],
+        &[],
+    );
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap_err();
+    let third = send(&service, request(90));
+    settle().await;
+    let in_vain = send(&service, request(52)); // for 70 ms
+    settle().await;
+    advance(ms(20)).await;
+    let other = send(&service, request(100)); // a tenant too many, and it waits for 70 ms, too
+    settle().await;
+    in_vain.await.unwrap().unwrap_err();
+    third.await.unwrap().unwrap();
+    other.await.unwrap().unwrap();
+    handle.snapshot(); // a new interval for the most in flight
+    says(
+        &[
+            ("in_flight", 0.0),
+            ("requests_total{outcome=\"admitted\"}", 4.0),
+            ("requests_total{outcome=\"rejected\"}", 3.0),
+            ("rejected_total{reason=\"at_limit\"}", 1.0),
+            ("rejected_total{reason=\"queue_full\"}", 1.0),
+            ("rejected_total{reason=\"wait_timeout\"}", 1.0),
+            ("refused_inside_total", 1.0),
+            ("queue_depth", 0.0),
+            ("queue_oldest_seconds", 0.0),
+            ("tenant_overflow_total", 1.0),
+        ],
+        &[50, 70, 69],
     );
 }
 

@@ -128,33 +128,19 @@ fn two_layers_of_one_name_are_an_error_and_never_two_series() {
 }
 
 #[test]
-fn an_edge_is_its_three_parts_or_none() {
+fn an_edge_is_one_layer() {
     let metrics = Metrics::new();
     metrics.watch(&edge().handle()).unwrap();
+    metrics.watch(&edge().name("shop").handle()).unwrap();
     metrics.watch_as("api", &edge().handle()).unwrap();
-    let names = ["wfq", "codel", "adaptive_concurrency"];
-    for name in names {
-        assert!(
-            scrape(&metrics).of(name).contains_key("in_flight"),
-            "{name}"
-        );
-        assert!(
-            scrape(&metrics)
-                .of(&format!("api_{name}"))
-                .contains_key("in_flight"),
-            "{name}"
-        );
+    metrics.watch(&edge().handle()).unwrap_err(); // there is one of that name
+    assert_eq!(format!("{metrics:?}"), r#"{"edge", "shop", "api"}"#);
+    for name in ["edge", "shop", "api"] {
+        let said = scrape(&metrics).of(name);
+        for series in ["limit", "queue_depth", "tenants_tracked", "overloaded"] {
+            assert!(said.contains_key(series), "{name} {series}");
+        }
     }
-
-    let metrics = Metrics::new();
-    metrics
-        .watch_as(
-            "adaptive_concurrency",
-            &ConcurrencyLimitLayer::new(1).handle(),
-        )
-        .unwrap();
-    metrics.watch(&edge().handle()).unwrap_err(); // the last of its parts has no place
-    assert!(scrape(&metrics).of("wfq").is_empty());
 }
 
 #[test]

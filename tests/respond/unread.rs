@@ -118,16 +118,13 @@ async fn busy_edge(max_waiting: usize) -> SocketAddr {
         .max_waiting(max_waiting)
         .max_waiting_per_tenant(max_waiting)
         .max_wait(Duration::from_millis(20));
-    let edge = edge()
-        .wfq(WfqLayer::new(wfq, FromExtension))
-        .adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1))
-        .response(patient());
+    let edge = edge().wfq(wfq).limits(1, 1, 1).response(patient());
     let handle = edge.handle();
     let hangs = |_| pending::<Result<Response<Empty<Bytes>>, Infallible>>();
     let service = ServiceBuilder::new().layer(edge).service_fn(hangs);
     let first: Request<Incoming> = incoming().await;
     tokio::spawn(service.clone().oneshot(first));
-    while handle.adaptive.snapshot().permits.in_flight == 0 {
+    while handle.snapshot().permits.in_flight == 0 {
         tokio::task::yield_now().await;
     }
     serve(service).await
@@ -340,11 +337,11 @@ async fn every_layer_that_rejects_a_request_hands_its_body_back() {
         reads(name, behind((wfq, limit.clone()))).await;
     }
 
-    let edge = edge().adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1));
-    let _held = edge.handle().adaptive.try_acquire().unwrap();
-    edge.handle().wfq.set_max_wait(Some(wait));
+    let edge = edge().limits(1, 1, 1);
+    let _held = edge.handle().try_acquire().unwrap();
+    edge.handle().set_max_wait(Some(wait));
     reads("edge, later", edge.layer(Unreached)).await;
-    edge.handle().wfq.set_max_waiting(0);
+    edge.handle().set_max_waiting(0);
     reads("edge", edge.layer(Unreached)).await;
     reads("gates", behind(edge.gates())).await;
 

@@ -609,21 +609,9 @@ async fn the_whole_stack_changes_or_nothing() {
         "wfq.weights.gold = 10\ncodel.max_concurrency = 64\nadaptive = { initial = 3, max = 8 }";
     let stack = edge().configured(&config(text)).unwrap();
     let handle = stack.handle();
-    let snapshot = || {
-        let adaptive = handle.adaptive.snapshot();
-        (
-            handle.wfq.snapshot(),
-            handle.codel.snapshot(),
-            adaptive,
-            handle.wfq.tenants(),
-        )
-    };
-    assert_eq!(
-        handle.adaptive.snapshot().permits.limit,
-        3,
-        "where it begins"
-    );
-    assert_eq!(handle.codel.snapshot().limit, 64);
+    let snapshot = || (handle.snapshot(), handle.tenants());
+    assert_eq!(handle.snapshot().permits.limit, 3, "where it begins");
+    assert_eq!(handle.snapshot().age.limit, 64);
     let served = stack.layer(service_fn(|_: Request<String>| async {
         Ok::<_, BoxError>(Response::new(String::new()))
     }));
@@ -654,9 +642,9 @@ async fn the_whole_stack_changes_or_nothing() {
             "wfq.default_weight = 5\ncodel.max_concurrency = 32\nadaptive.max = 2",
         ))
         .unwrap();
-    assert_eq!(handle.adaptive.snapshot().permits.limit, 2);
-    assert_eq!(handle.codel.snapshot().limit, 32);
-    assert!(handle.wfq.tenants().iter().all(|tenant| tenant.weight == 5));
+    assert_eq!(handle.snapshot().permits.limit, 2);
+    assert_eq!(handle.snapshot().age.limit, 32);
+    assert!(handle.tenants().iter().all(|tenant| tenant.weight == 5));
 }
 
 #[cfg(feature = "retry")]
