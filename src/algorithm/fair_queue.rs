@@ -386,6 +386,7 @@ impl<T> FairQueue<T> {
         }
         (tenant.weight, tenant.price) = (weight, price(weight));
         self.recount_backlog(id);
+        self.reorder(id); // what it is over by was counted at the old price
     }
 
     /// No tenant has more than that running from now on.

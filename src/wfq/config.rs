@@ -150,6 +150,8 @@ impl WfqConfig {
 
     /// No tenant has more than this in flight, even if nobody else wants anything. By default there is no bound.
     ///
+    /// If it is set later, requests that started before while nobody waited do not count towards it.
+    ///
     /// # Panics
     /// If it is 0.
     pub fn max_in_flight_per_tenant(mut self, max: u32) -> Self {

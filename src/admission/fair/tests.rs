@@ -1,7 +1,9 @@
 //! The fair room in its gate, on one thread and over paused time.
 
 mod invariants;
+mod naive;
 mod panics;
+mod walk;
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},

@@ -76,6 +76,26 @@ fn weights_that_are_changed_apply_from_then_on() {
     assert_eq!(ops(&mut queue, now, &[1, 1], 6), [3, 3]);
 }
 
+/// What the running requests of a tenant are over by costs it less from then on.
+#[test]
+fn a_weight_that_grows_is_in_the_order_at_once() {
+    let mut queue = queue(&[1, 1]);
+    queue.push(0, ONE_COST, 0, ());
+    queue.push(1, ONE_COST, 0, ());
+    let (ticket, mut runs) = queue.next(0).expect("two wait");
+    queue.begin(&ticket, &mut runs, 0); // and was charged a nanosecond
+    queue.push(0, ONE_COST, 0, ());
+    queue.push(1, ONE_COST, 0, ());
+    let now = &mut 0;
+    assert_eq!(serve(&mut queue, now, 10_000_000).0, 1);
+    *now = 100_000_000;
+    let (top, _) = queue.fairest(*now).expect("one of each waits");
+    assert_eq!(top.item(), 1, "the other's is over by ten times as much");
+    queue.set_weight(0, 100);
+    assert_eq!(serve(&mut queue, now, 1_000_000).0, 0);
+    queue.finish(runs, *now);
+}
+
 #[test]
 fn a_tenants_requests_are_served_in_their_order() {
     let mut queue = queue(&[1, 3]);
