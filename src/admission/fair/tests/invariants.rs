@@ -14,7 +14,7 @@ async fn a_cap_that_holds_back_all_who_wait_leaves_nobody_to_queue_behind() {
     gate.set_max_in_flight_per_tenant(NonZeroU32::new(3));
     assert_consistent(&gate);
     waiter.leaves(&gate);
-    grants.map(|grant| end(&gate, grant));
+    grants.into_iter().for_each(|grant| end(&gate, grant));
     assert_empty(&gate);
 }
 

@@ -51,6 +51,8 @@ struct Running {
     began: u64,
     /// What was paid, and for what a nanosecond.
     charge: Option<(u64, u64)>,
+    /// Whether the room knows of it.
+    is_counted: bool,
 }
 
 pub(super) struct Naive {
@@ -160,6 +162,12 @@ impl Naive {
         charged.filter(|request| request.charge.is_some()).count()
     }
 
+    /// Those that the room knows of.
+    pub(super) fn counted(&self) -> usize {
+        let counted = self.running.iter();
+        counted.filter(|request| request.is_counted).count()
+    }
+
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -227,7 +235,17 @@ impl Naive {
             over += i128::from(request.cost) * i128::from(self.now - request.began);
             over -= i128::from(paid);
         }
-        over.max(0) as u128 * u128::from(self.price(tenant))
+        // Those that were not charged count from when others began to wait, and for no less than is expected.
+        let busy_since = self.busy.last().map_or(0, |(since, _)| *since);
+        let each = (self.now - busy_since).max(self.expected(tenant)).max(1);
+        let uncharged = self.running.iter();
+        let uncharged = uncharged.filter(|request| {
+            request.tenant == tenant && request.charge.is_none() && request.is_counted
+        });
+        let uncharged: u64 = uncharged
+            .map(|request| u64::from(request.cost) * each)
+            .sum();
+        (over.max(0) as u128 + u128::from(uncharged)) * u128::from(self.price(tenant))
     }
 
     /// Of each tenant that may have another in flight the first; of those the one with the lowest tag, and of equals the
@@ -271,7 +289,7 @@ impl Naive {
             .filter(|&other| self.waiting_of(other) > 0)
             .map(|other| u64::from(self.tenants[other].weight))
             .sum();
-        let own = u64::from(self.tenants[tenant].weight) * self.charged() as u64;
+        let own = u64::from(self.tenants[tenant].weight) * self.counted() as u64;
         let moved = u128::from(self.used) * u128::from(ONE / (competing + own).max(1));
         self.used = 0;
         self.pace = (self.pace + moved).clamp(self.virtual_time, self.virtual_time + one);
@@ -309,12 +327,22 @@ impl Naive {
 
     /// Charges for service while others waited.
     fn charge_late(&mut self, tenant: usize, charged: u64) {
+        self.used += charged;
         let price = self.price(tenant);
         let own = &mut self.tenants[tenant];
         own.tag = own.tag.max(self.began_to_wait);
         own.tag += u128::from(charged) * u128::from(price) + (1 << STEP);
         self.latest = self.latest.max(own.tag);
         self.note_idle();
+    }
+
+    /// For the time in which somebody waited, which is not free however short it was.
+    fn charge_for_busy(&mut self, request: &Running) {
+        let waited = self.busy(request.began);
+        let still_waits = matches!(self.busy.last(), Some((_, None)));
+        if waited > 0 || still_waits {
+            self.charge_late(request.tenant, waited.max(1) * u64::from(request.cost));
+        }
     }
 
     fn learn(&mut self, tenant: usize, took: u64) {
@@ -442,7 +470,15 @@ impl Naive {
             cost,
             began: self.now,
             charge,
+            is_counted: true,
         });
+    }
+
+    /// One that has started did so without the lock.
+    pub(super) fn uncount(&mut self, id: usize) {
+        let mut running = self.running.iter_mut();
+        let request = running.find(|request| request.id == id);
+        request.expect("it has a permit").is_counted = false;
     }
 
     fn backlog(&self, tenant: usize, more: usize) -> u64 {
@@ -628,15 +664,9 @@ impl Naive {
             (Some(charge), _) => self.settle_charge(&request, charge, 0),
             (None, End::Served) => {
                 self.learn(tenant, took);
-                let charged = self.busy(request.began) * cost;
-                if charged > 0 {
-                    self.used += charged;
-                    self.charge_late(tenant, charged);
-                }
+                self.charge_for_busy(&request);
             }
-            (None, End::ServiceRefused) => {
-                self.charge_late(tenant, self.busy(request.began) * cost);
-            }
+            (None, End::ServiceRefused) => self.charge_for_busy(&request),
             (None, _) => {}
         }
         let completed = u64::from(end != End::NotSent);
