@@ -8,7 +8,6 @@
 mod common;
 #[path = "common/router.rs"]
 mod driven;
-#[allow(dead_code, reason = "a part of it is used")]
 #[path = "common/edge.rs"]
 mod edge;
 #[path = "common/hand_over.rs"]

@@ -144,7 +144,9 @@ impl Edge {
             codel,
             adaptive,
         } = EdgeConfig::default();
-        let ages = codel.settings().expect("the default is allowed");
+        let Ok(ages) = codel.settings() else {
+            unreachable!("the default is allowed")
+        };
         let governor = Governor::named(adaptive.law, clock.clone());
         let gate = Gate::fair("edge", wfq, ages, governor, clock);
         Self {

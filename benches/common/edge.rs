@@ -1,5 +1,7 @@
 //! `edge()` over an HTTP service that does nothing, beside that service alone.
 
+#![allow(dead_code, reason = "each bench uses a part of it")]
+
 use std::{
     convert::Infallible,
     future::{Future, Ready, ready},
