@@ -356,7 +356,7 @@ impl<S: Serves> Fair<S> {
                 self.queue.refund(charge);
                 self.note_refused(tenant);
             }
-            End::NotSent => self.queue.refund(charge),
+            End::NotSent | End::Released => self.queue.refund(charge),
         }
         self.tenants.detach(tenant);
     }
@@ -383,7 +383,7 @@ impl<S: Serves> Fair<S> {
                 self.note_refused(tenant);
             }
             End::Refused => self.note_refused(tenant),
-            End::NotSent => {}
+            End::NotSent | End::Released => {}
         }
         if charged > 0 && matches!(end, End::Served | End::ServiceRefused) {
             self.queue.charge_late(tenant, charged);
