@@ -48,7 +48,7 @@ use crate::{
 };
 
 /// `S` says what a free permit is good for. With [`Ages`] it admits a request, unless that is too old; with
-/// [`Turns`](turns::Turns) it is the turn to see whether the service is ready.
+/// [`Turns`] it is the turn to see whether the service is ready.
 pub(crate) struct Fair<S = Ages> {
     queue: FairQueue<u32>,
     /// One for each request that has not yet heard what became of it. The queue knows their numbers.
