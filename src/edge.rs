@@ -138,6 +138,7 @@ pub struct Edge<E = FromExtension, H = UntilResponse> {
 
 impl Edge {
     /// As [`edge`](fn@edge), with a clock of its own.
+    #[allow(clippy::missing_panics_doc, reason = "the default is allowed")]
     pub fn with_clock(clock: Clock) -> Self {
         let EdgeConfig {
             wfq,

@@ -24,8 +24,8 @@ use proptest::prelude::*;
 use tokio::time::{advance, sleep, timeout};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    CircuitBreakerLayer, CoDelConfig, ConcurrencyLimitLayer, Overloaded, SubmittedAt, Waited,
-    WfqConfig,
+    CircuitBreakerLayer, CoDelConfig, ConcurrencyLimitLayer, Overloaded, Reason, SubmittedAt,
+    Waited, WfqConfig,
     adaptive_concurrency::{Bounds, Limit, Sample},
     edge,
     edge::Handle,
@@ -404,6 +404,30 @@ fn assert_free(handle: &Handle) {
     assert_eq!(permits.oldest_wait, None);
     for tenant in handle.tenants() {
         assert_eq!((tenant.running, tenant.waiting), (0, 0), "{tenant:?}");
+    }
+}
+
+#[test]
+fn a_permit_of_the_handle_is_admitted_and_not_served() {
+    for config in [
+        WfqConfig::default(),
+        WfqConfig::default().max_in_flight_per_tenant(1),
+    ] {
+        let handle = edge().wfq(config).limits(1, 1, 1).handle();
+        for before in 0..3 {
+            let permit = handle.try_acquire().unwrap();
+            let refused = handle.try_acquire().unwrap_err();
+            assert_eq!(
+                (refused.layer(), refused.reason()),
+                ("edge", Reason::AtLimit)
+            );
+            let permits = handle.snapshot().permits;
+            assert_eq!((permits.in_flight, permits.admitted), (1, before + 1));
+            drop(permit);
+            let seen = handle.snapshot();
+            assert_eq!((seen.permits.admitted, seen.served), (before + 1, 0));
+            assert_free(&handle);
+        }
     }
 }
 

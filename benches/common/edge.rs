@@ -82,6 +82,7 @@ where
 }
 
 /// Something that requests can be sent through by several threads, without a tenant or of these in turn.
+#[allow(dead_code, reason = "not all benches have threads")]
 pub trait Driver: 'static {
     fn requests(&self, tenants: &[String]) -> impl FnMut() -> bool + Send + 'static;
 }

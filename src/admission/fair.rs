@@ -48,7 +48,7 @@ use crate::{
 };
 
 /// `S` says what a free permit is good for. With [`Ages`] it admits a request, unless that is too old; with
-/// [`Turns`](turns::Turns) it is the turn to see whether the service is ready.
+/// [`Turns`] it is the turn to see whether the service is ready.
 pub(crate) struct Fair<S = Ages> {
     queue: FairQueue<u32>,
     /// One for each request that has not yet heard what became of it. The queue knows their numbers.
@@ -356,7 +356,7 @@ impl<S: Serves> Fair<S> {
                 self.queue.refund(charge);
                 self.note_refused(tenant);
             }
-            End::NotSent => self.queue.refund(charge),
+            End::NotSent | End::Released => self.queue.refund(charge),
         }
         self.tenants.detach(tenant);
     }
@@ -383,7 +383,7 @@ impl<S: Serves> Fair<S> {
                 self.note_refused(tenant);
             }
             End::Refused => self.note_refused(tenant),
-            End::NotSent => {}
+            End::NotSent | End::Released => {}
         }
         if charged > 0 && matches!(end, End::Served | End::ServiceRefused) {
             self.queue.charge_late(tenant, charged);

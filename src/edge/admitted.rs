@@ -43,6 +43,12 @@ impl Admitted {
         }
     }
 
+    /// It is no request, but work of a handle's owner.
+    pub(super) fn for_own_work(mut self) -> Self {
+        self.end = End::Released;
+        self
+    }
+
     /// It is sent now.
     #[inline]
     pub(super) fn send(&mut self, now: &mut Now) {

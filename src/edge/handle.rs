@@ -286,7 +286,10 @@ impl Handle {
     /// [`Reason::AtLimit`](crate::Reason::AtLimit) if not.
     pub fn try_acquire(&self) -> Result<Permit, Overloaded> {
         match self.gate.try_start() {
-            Ok(grant) => Ok(Permit(Admitted::new(Arc::clone(&self.gate), grant))),
+            Ok(grant) => {
+                let admitted = Admitted::new(Arc::clone(&self.gate), grant);
+                Ok(Permit(admitted.for_own_work()))
+            }
             Err(rejection) => Err(*rejection),
         }
     }

@@ -74,6 +74,8 @@ pub(crate) enum End {
     ServiceRefused,
     /// It was not sent at all.
     NotSent,
+    /// It was no request, but a permit that a handle had taken.
+    Released,
 }
 
 impl End {

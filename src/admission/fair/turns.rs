@@ -209,7 +209,7 @@ pub struct Snapshot {
     /// How many tenants were given a weight by name. They are remembered whether or not they come.
     pub weights: usize,
     /// How many requests came from tenants that there was no room to remember, and that had to share
-    /// [`Tenant::Overflow`](super::super::tenants::Tenant::Overflow).
+    /// [`Tenant::Overflow`].
     pub overflowed: u64,
     /// How many of those that were served had no tenant. If all of them had none, although some tenants have a weight,
     /// the tenant is not found where it is looked for: see [`edge`](mod@crate::edge#tenants).
