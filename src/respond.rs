@@ -208,7 +208,7 @@ impl OverloadResponseLayer {
     ) -> OverloadResponseFuture<F, B> {
         OverloadResponseFuture {
             state: State::Called { future },
-            unread: None,
+            handed_back: None,
             caller,
             settings: self.settings.clone(),
             watched: false,
@@ -237,9 +237,7 @@ impl OverloadResponseLayer {
         wanting: Wanting,
     ) -> OverloadResponseFuture<F, B> {
         let mut response = self.around_waiting(future, caller);
-        if wanting.is_given() {
-            response.unread = self.settings.given(wanting);
-        }
+        unread::keep(Some(wanting), &mut response.handed_back);
         response
     }
 
@@ -252,8 +250,11 @@ impl OverloadResponseLayer {
     ) -> OverloadResponseFuture<F, B> {
         let caller = Some(Caller::of(&request));
         OverloadResponseFuture {
-            state: State::Failed { error: Some(error) },
-            unread: self.settings.unread(request),
+            state: State::Failed {
+                error: Some(error),
+                unread: self.settings.unread(request),
+            },
+            handed_back: None,
             caller,
             settings: self.settings.clone(),
             watched: false,
@@ -411,14 +412,6 @@ impl Answer {
     }
 }
 
-impl Shared {
-    /// The body of a request that was handed back, if it is to be read.
-    #[cold]
-    fn given<B: Body + 'static>(&self, wanting: Wanting) -> Option<Box<Unread<B>>> {
-        self.unread(wanting.take()?)
-    }
-}
-
 impl Settings {
     /// The body of a rejected request, if it is to be read.
     #[cold]
@@ -479,14 +472,19 @@ impl Settings {
     }
 
     fn respond(&self, answer: &Answer, caller: Caller) -> Response<Bytes> {
-        match caller {
-            Caller::Grpc { content_type, .. } => grpc::respond(answer, content_type),
-            Caller::ConnectUnary => connect::unary(answer),
-            Caller::ConnectStreaming { content_type } => connect::streaming(answer, content_type),
-            Caller::Http => http::respond(answer, self),
-            #[cfg(feature = "ws")]
-            Caller::WebSocket(handshake) => websocket::close(answer, *handshake, &self.closing)
-                .unwrap_or_else(|| http::respond(answer, self)),
+        #[cfg(feature = "ws")]
+        let caller = match caller {
+            Caller::WebSocket(handshake) => {
+                return websocket::close(answer, *handshake, &self.closing)
+                    .unwrap_or_else(|| http::respond(answer, self));
+            }
+            caller => caller,
+        };
+        match caller.protocol() {
+            Protocol::Grpc | Protocol::GrpcWeb => grpc::respond(answer, caller.content_type()),
+            Protocol::ConnectStreaming => connect::streaming(answer, caller.content_type()),
+            Protocol::ConnectUnary => connect::unary(answer),
+            Protocol::Http | Protocol::WebSocket => http::respond(answer, self),
         }
     }
 }
@@ -536,11 +534,10 @@ where
         if let Some(error) = self.failed.take() {
             return self.layer.reject(error, request);
         }
-        if is_unread(&request) {
-            return self.call_watched(request);
-        }
         let caller = Some(Caller::of(&request));
         let settings = self.layer.settings.clone();
+        let watched = is_unread(&request);
+        let wanting = watched.then(hand_back::want);
         let handover = Handover::<S::Error>::begin();
         // The future is large, so it is put where it belongs without a stop in between.
         OverloadResponseFuture {
@@ -548,39 +545,10 @@ where
                 future: self.inner.call(request),
             },
             kept_back: handover.end(),
-            unread: None,
+            handed_back: wanting.and_then(unread::handed_back),
             caller,
             settings,
-            watched: false,
-        }
-    }
-}
-
-impl<S> OverloadResponse<S> {
-    /// Calls the inner service with a request whose body is to be read if the request is rejected.
-    #[inline(never)] // `respond, GET`: 811 instructions, and 857 with this in line (POST: 1166 and 1092)
-    fn call_watched<B>(&mut self, request: Request<B>) -> OverloadResponseFuture<S::Future, B>
-    where
-        S: Service<Request<B>>,
-        B: Body + 'static,
-    {
-        let caller = Some(Caller::of(&request));
-        let settings = self.layer.settings.clone();
-        let wanting = hand_back::want();
-        let handover = Handover::<S::Error>::begin();
-        let future = self.inner.call(request);
-        let kept_back = handover.end();
-        let unread = match wanting.is_given() {
-            true => settings.given(wanting),
-            false => None,
-        };
-        OverloadResponseFuture {
-            state: State::Called { future },
-            kept_back,
-            unread,
-            caller,
-            settings,
-            watched: true,
+            watched,
         }
     }
 }
@@ -599,13 +567,13 @@ pin_project! {
     /// The response of the inner service, or the answer to its refusal.
     pub struct OverloadResponseFuture<F, B> {
         #[pin]
-        state: State<F>,
-        // Of a request that was rejected: its body, which is read before it is answered.
-        unread: Option<Box<Unread<B>>>,
+        state: State<F, B>,
+        // The request, if it was rejected.
+        handed_back: Option<Box<Request<B>>>,
         // Until it is answered; unless it cannot fail.
         caller: Option<Caller>,
         settings: Shared,
-        // If the request is rejected, its body is to be read.
+        // If the request is rejected, it is wanted back.
         watched: bool,
         kept_back: KeptBack,
     }
@@ -613,9 +581,10 @@ pin_project! {
 
 pin_project! {
     #[project = StateProjection]
-    enum State<F> {
+    enum State<F, B> {
         Called { #[pin] future: F },
-        Failed { error: Option<BoxError> },
+        // With the body that is read before it is answered.
+        Failed { error: Option<BoxError>, unread: Option<Box<Unread<B>>> },
     }
 }
 
@@ -629,51 +598,61 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.as_mut().project();
-        let error = match this.state.project() {
-            StateProjection::Called { future } => {
-                let wanting = this.watched.then(hand_back::want);
-                match future.poll(cx) {
-                    Poll::Ready(Ok(response)) => {
-                        return Poll::Ready(Ok(response.map(OverloadBody::inner)));
-                    }
-                    Poll::Ready(Err(error)) => {
-                        if let Some(wanting) = wanting.filter(Wanting::is_given) {
-                            *this.unread = this.settings.given(wanting);
-                        }
-                        pass_on(error.into(), *this.kept_back)
-                    }
-                    Poll::Pending => {
-                        // If it was rejected in `call`, a layer further in has made something else of that.
-                        *this.unread = None;
-                        return Poll::Pending;
-                    }
+        if let StateProjection::Called { future } = this.state.project() {
+            let wanting = this.watched.then(hand_back::want);
+            match future.poll(cx) {
+                Poll::Ready(Ok(response)) => {
+                    return Poll::Ready(Ok(response.map(OverloadBody::inner)));
+                }
+                Poll::Ready(Err(error)) => {
+                    unread::keep(wanting, this.handed_back);
+                    let error = pass_on(error.into(), *this.kept_back);
+                    self.as_mut().fail(error);
+                }
+                Poll::Pending => {
+                    // If it was rejected in `call`, a layer further in has made something else of that.
+                    *this.handed_back = None;
+                    return Poll::Pending;
                 }
             }
-            StateProjection::Failed { error } => error.take().expect("polled after it completed"),
-        };
-        self.answer(error, cx)
+        }
+        self.answer(cx)
     }
 }
 
 impl<F, B: Body> OverloadResponseFuture<F, B> {
+    /// Drops the inner future, and with it all that was held for the request, before the body is read.
+    #[cold]
+    fn fail(self: Pin<&mut Self>, error: BoxError) {
+        let mut this = self.project();
+        let error = Some(error);
+        this.state.set(State::Failed {
+            error,
+            unread: None,
+        });
+        let handed_back = this.handed_back.take();
+        let body = handed_back.and_then(|request| this.settings.unread(*request));
+        if let StateProjection::Failed { unread, .. } = this.state.project() {
+            *unread = body;
+        }
+    }
+
     /// Answers, after it has read the body if there is one to be read.
     #[cold]
     fn answer<C>(
         self: Pin<&mut Self>,
-        error: BoxError,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Response<OverloadBody<C>>, Infallible>> {
-        let mut this = self.project();
-        // Drops the inner future, and with it all that was held for the request, before the body is read.
-        this.state.as_mut().set(State::Failed { error: None });
-        if let Some(unread) = this.unread {
-            if unread.poll(cx).is_pending() {
-                this.state.set(State::Failed { error: Some(error) });
-                return Poll::Pending;
-            }
+        let this = self.project();
+        let StateProjection::Failed { error, unread } = this.state.project() else {
+            unreachable!("there is nothing to answer yet")
+        };
+        if let Some(unread) = unread {
+            ready!(unread.poll(cx));
         }
-        *this.unread = None;
-        let caller = this.caller.take().expect("polled after it completed");
+        *unread = None;
+        let failed = error.take().zip(this.caller.take());
+        let (error, caller) = failed.expect("polled after it completed");
         let response = this.settings.answer(error, caller);
         Poll::Ready(Ok(response.map(OverloadBody::own)))
     }

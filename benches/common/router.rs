@@ -74,6 +74,7 @@ impl Driven {
         self.serve(Request::post("/").body(Body::from("body")).expect("valid"))
     }
 
+    #[inline(always)]
     fn serve(&self, request: Request<Body>) -> bool {
         self.runtime.block_on(async {
             let response = self.app.clone().call(request).await;

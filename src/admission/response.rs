@@ -81,10 +81,13 @@ where
         let polled = guarded(hold, || future.poll(cx));
         drop(held);
         let result = ready!(polled);
-        // Drops the inner future here, before what is held for it.
-        let StateOwned::Admitted { hold, .. } = state.project_replace(State::Done) else {
-            unreachable!("it was just polled")
-        };
+        let hold = H::nothing().unwrap_or_else(|| {
+            // Drops the inner future here, before what is held for it.
+            let StateOwned::Admitted { hold, .. } = state.project_replace(State::Done) else {
+                unreachable!("it was just polled")
+            };
+            hold
+        });
         Poll::Ready(match result {
             Ok(response) => Ok(hold.until_done(response)),
             Err(error) => {

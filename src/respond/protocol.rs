@@ -25,21 +25,40 @@ pub enum Protocol {
     Http,
 }
 
-/// What has to be known of a request in order to answer it.
+/// What has to be known of a request in order to answer it. In two words: it is in the future of every request, which is
+/// moved several times.
 #[derive(Debug)]
 pub(crate) enum Caller {
     #[cfg(feature = "ws")]
     WebSocket(Box<super::websocket::Handshake>),
-    Grpc {
-        web: bool,
-        content_type: HeaderValue,
+    /// gRPC-Web and Connect streaming are answered in the content type of the request, which is one of [`USUAL`].
+    Usual {
+        protocol: Protocol,
+        content_type: u8,
     },
-    ConnectStreaming {
-        content_type: HeaderValue,
+    /// The same with any other content type.
+    Unusual {
+        protocol: Protocol,
+        content_type: Box<HeaderValue>,
     },
+    Grpc,
     ConnectUnary,
     Http,
 }
+
+/// The content types that clients of gRPC-Web and Connect streaming send, without parameters.
+const USUAL: [&str; 6] = [
+    GRPC_WEB,
+    "application/grpc-web+proto",
+    "application/grpc-web-text",
+    "application/grpc-web-text+proto",
+    CONNECT_STREAMING,
+    "application/connect+json",
+];
+
+/// For those that a `Protocol` among the extensions says to be such, and that send no content type.
+const GRPC_WEB: &str = "application/grpc-web";
+const CONNECT_STREAMING: &str = "application/connect+proto";
 
 impl Caller {
     /// Nearly every request pays for this, and few are refused: what is looked up for all is little, and what is not for
@@ -62,21 +81,22 @@ impl Caller {
 
     #[inline(never)]
     fn with_content_type(protocol: Protocol, headers: &HeaderMap) -> Self {
-        let content_type = |usual| {
-            let content_type = headers.get(CONTENT_TYPE).cloned();
-            content_type.unwrap_or(HeaderValue::from_static(usual))
+        let without = match protocol {
+            Protocol::Grpc => return Self::Grpc,
+            Protocol::GrpcWeb => GRPC_WEB,
+            _ => CONNECT_STREAMING,
         };
-        match protocol {
-            Protocol::GrpcWeb => Self::Grpc {
-                web: true,
-                content_type: content_type("application/grpc-web"),
+        let sent = headers.get(CONTENT_TYPE);
+        let content_type = sent.map_or(without.as_bytes(), HeaderValue::as_bytes);
+        let mut usual = (0..).zip(USUAL);
+        match (usual.find(|(_, it)| it.as_bytes() == content_type), sent) {
+            (None, Some(sent)) => Self::Unusual {
+                protocol,
+                content_type: Box::new(sent.clone()),
             },
-            Protocol::Grpc => Self::Grpc {
-                web: false,
-                content_type: HeaderValue::from_static("application/grpc"),
-            },
-            _ => Self::ConnectStreaming {
-                content_type: content_type("application/connect+proto"),
+            (found, _) => Self::Usual {
+                protocol,
+                content_type: found.map_or(0, |(number, _)| number),
             },
         }
     }
@@ -85,11 +105,21 @@ impl Caller {
         match self {
             #[cfg(feature = "ws")]
             Self::WebSocket(_) => Protocol::WebSocket,
-            Self::Grpc { web: true, .. } => Protocol::GrpcWeb,
-            Self::Grpc { web: false, .. } => Protocol::Grpc,
-            Self::ConnectStreaming { .. } => Protocol::ConnectStreaming,
+            Self::Usual { protocol, .. } | Self::Unusual { protocol, .. } => *protocol,
+            Self::Grpc => Protocol::Grpc,
             Self::ConnectUnary => Protocol::ConnectUnary,
             Self::Http => Protocol::Http,
+        }
+    }
+
+    /// The content type of an answer that has that of the request, and of one to gRPC.
+    pub(super) fn content_type(self) -> HeaderValue {
+        match self {
+            Self::Usual { content_type, .. } => {
+                HeaderValue::from_static(USUAL[usize::from(content_type)])
+            }
+            Self::Unusual { content_type, .. } => *content_type,
+            _ => HeaderValue::from_static("application/grpc"),
         }
     }
 }
@@ -135,4 +165,56 @@ fn posted(headers: &HeaderMap) -> Protocol {
 
 fn asks_for_connect(query: &str) -> bool {
     query.split('&').any(|pair| pair == "connect=v1")
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+
+    fn answered_in(content_type: Option<&str>, protocol: Option<Protocol>) -> HeaderValue {
+        let mut request = Request::post("/").body(()).unwrap();
+        if let Some(content_type) = content_type {
+            let content_type = content_type.parse().unwrap();
+            request.headers_mut().insert(CONTENT_TYPE, content_type);
+        }
+        if let Some(protocol) = protocol {
+            request.extensions_mut().insert(protocol);
+        }
+        let caller = Caller::of(&request);
+        if let Some(protocol) = protocol {
+            assert_eq!(caller.protocol(), protocol);
+        }
+        caller.content_type()
+    }
+
+    #[test]
+    fn grpc_web_and_connect_streams_are_answered_in_their_own_content_type() {
+        let unusual = [
+            "application/grpc-web+json",
+            "application/grpc-web+proto; charset=utf-8",
+            "Application/gRPC-Web",
+            "application/connect+thrift",
+        ];
+        for content_type in USUAL.into_iter().chain(unusual) {
+            assert_eq!(answered_in(Some(content_type), None), content_type);
+        }
+    }
+
+    #[test]
+    fn one_that_is_said_to_speak_a_protocol_need_not_send_its_content_type() {
+        let told = |protocol| answered_in(None, Some(protocol));
+        assert_eq!(told(Protocol::GrpcWeb), "application/grpc-web");
+        assert_eq!(
+            told(Protocol::ConnectStreaming),
+            "application/connect+proto"
+        );
+        assert_eq!(told(Protocol::Grpc), "application/grpc");
+        let said = answered_in(Some("application/grpc+proto"), None);
+        assert_eq!(said, "application/grpc");
+    }
+
+    #[test]
+    fn what_the_future_of_every_request_has_is_small() {
+        assert_eq!(size_of::<Option<Caller>>(), 16);
+    }
 }

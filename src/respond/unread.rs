@@ -6,6 +6,8 @@
 
 use std::{
     future::Future,
+    mem::{self, ManuallyDrop},
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -18,6 +20,8 @@ use tokio::{
     runtime::Handle,
     time::{Sleep, sleep},
 };
+
+use crate::admission::hand_back::Wanting;
 
 /// How much of a body is read, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,42 @@ impl Default for Bounds {
 #[inline]
 pub(crate) fn is_unread<B: Body>(request: &Request<B>) -> bool {
     request.version() < Version::HTTP_2 && !request.body().is_end_stream()
+}
+
+/// The request, if a layer further in has rejected it and handed it back.
+///
+/// Does not unwind. If it could, what the inner service has returned would be copied once more: `respond, POST` takes 1030
+/// instructions and would take 1055, in a router 7420 and 7491.
+#[inline(always)]
+pub(super) fn handed_back<B: 'static>(wanting: Wanting) -> Option<Box<Request<B>>> {
+    let is_given = wanting.is_given();
+    let mut wanting = ManuallyDrop::new(Some(wanting));
+    if is_given {
+        return take(&mut wanting);
+    }
+    drop(ManuallyDrop::into_inner(wanting));
+    None
+}
+
+/// `extern "C"` tells the compiler that nothing unwinds. A panic would end the process, so none gets that far: the
+/// destructor of a request of another type may panic.
+#[cold]
+#[inline(never)]
+extern "C" fn take<B: 'static>(wanting: &mut Option<Wanting>) -> Option<Box<Request<B>>> {
+    let wanting = wanting.take()?;
+    let taken = catch_unwind(AssertUnwindSafe(|| wanting.take().map(Box::new)));
+    taken.unwrap_or_else(|panic| {
+        mem::forget(panic); // dropping it may panic too
+        None
+    })
+}
+
+/// The same, kept there.
+#[cold]
+pub(super) fn keep<B: 'static>(wanting: Option<Wanting>, to: &mut Option<Box<Request<B>>>) {
+    if let Some(request) = wanting.and_then(handed_back) {
+        *to = Some(request);
+    }
 }
 
 /// A body that is read to be discarded.
@@ -92,4 +132,29 @@ impl<B: Body> Unread<B> {
 fn expects_continue(headers: &HeaderMap) -> bool {
     let expected = headers.get(EXPECT);
     expected.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use std::panic::panic_any;
+
+    use super::*;
+    use crate::admission::hand_back;
+
+    #[test]
+    fn a_request_of_another_type_is_dropped_even_if_that_panics() {
+        struct PanicsWhenDropped;
+        impl Drop for PanicsWhenDropped {
+            fn drop(&mut self) {
+                panic_any(());
+            }
+        }
+        let wanting = hand_back::want();
+        hand_back::give(PanicsWhenDropped);
+        assert!(handed_back::<String>(wanting).is_none());
+        let wanting = hand_back::want();
+        hand_back::give(Request::new(String::from("body")));
+        let request = handed_back::<String>(wanting).expect("it is of this type");
+        assert_eq!(request.body(), "body");
+    }
 }

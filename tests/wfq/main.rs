@@ -11,7 +11,7 @@ mod turns;
 mod waited;
 
 use std::{
-    future::Future,
+    future::{Future, pending},
     num::NonZeroU32,
     pin::Pin,
     sync::{Arc, Mutex},
@@ -23,8 +23,8 @@ use support::poll;
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, LoadShedLayer, Reason, Waited, WfqConfig,
-    WfqLayer,
+    AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, LoadShedLayer,
+    Overloaded, Reason, Waited, WfqConfig, WfqLayer, edge,
     wfq::{self, FromExtension, FromHeader, Handle, Tenant, TenantId},
 };
 

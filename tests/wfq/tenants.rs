@@ -382,3 +382,34 @@ async fn customers_of_one_plan_do_not_share_a_queue() {
     assert!(begun.elapsed() <= 3 * MS, "{:?}", begun.elapsed());
     assert!(handle.tenant("floods").unwrap().waiting > 400);
 }
+
+/// There is one default for how many of a tenant may wait, by hand and in an edge: as many as may wait at all.
+#[tokio::test(start_paused = true)]
+async fn a_tenant_may_have_all_places_in_the_queue_by_default() {
+    const PLACES: usize = 1024;
+    let server = Server::new(1, WfqConfig::default());
+    let mut waiting = Vec::new();
+    while server.handle.snapshot().waiting < PLACES {
+        waiting.push(server.pending("all", 0));
+    }
+    let rejection = server.send("all", 0).await.unwrap_err();
+    let rejection = Overloaded::find(rejection.as_ref()).map(Overloaded::reason);
+    assert_eq!(rejection, Some(Reason::QueueFull));
+
+    let edge = edge().adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1));
+    let handle = edge.handle();
+    let hangs = |_: http::Request<String>| pending::<Result<http::Response<String>, BoxError>>();
+    let service = edge.layer(service_fn(hangs));
+    let send = || {
+        let mut request = http::Request::new(String::new());
+        request.extensions_mut().insert(TenantId::new("all"));
+        Box::pin(service.clone().oneshot(request))
+    };
+    let mut waiting = Vec::new();
+    while handle.wfq.snapshot().waiting < PLACES {
+        waiting.push(send());
+        let response = poll(waiting.last_mut().unwrap());
+        assert!(response.is_pending(), "{} may wait", waiting.len() - 1);
+    }
+    assert!(poll(&mut send()).is_ready(), "it is rejected");
+}
