@@ -396,7 +396,7 @@ async fn a_tenant_may_have_all_places_in_the_queue_by_default() {
     let rejection = Overloaded::find(rejection.as_ref()).map(Overloaded::reason);
     assert_eq!(rejection, Some(Reason::QueueFull));
 
-    let edge = edge().adaptive(AdaptiveConcurrencyLayer::vegas().limits(1, 1, 1));
+    let edge = edge().limits(1, 1, 1);
     let handle = edge.handle();
     let hangs = |_: http::Request<String>| pending::<Result<http::Response<String>, BoxError>>();
     let service = edge.layer(service_fn(hangs));
@@ -406,7 +406,7 @@ async fn a_tenant_may_have_all_places_in_the_queue_by_default() {
         Box::pin(service.clone().oneshot(request))
     };
     let mut waiting = Vec::new();
-    while handle.wfq.snapshot().waiting < PLACES {
+    while handle.snapshot().permits.waiting < PLACES {
         waiting.push(send());
         let response = poll(waiting.last_mut().unwrap());
         assert!(response.is_pending(), "{} may wait", waiting.len() - 1);
