@@ -139,10 +139,17 @@ pub use crate::admission::age_gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
-    admission::{age_gate::AgeGate, hand_back, handover::Handover, shed},
+    admission::{
+        age_gate::AgeGate,
+        hand_back,
+        handover::{Handover, KeptBack},
+        nested::LimiterId,
+        shed,
+    },
     clock::{self, Clock, Now},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
+    waited,
 };
 
 /// Admits requests by their age. See the [module](self) for all of it.
@@ -224,6 +231,7 @@ impl<S, E: Clone, H> Layer<S> for CoDelLayer<E, H> {
             inner,
             layer: self.clone(),
             wait: Wait::default(),
+            asked_by: None,
         }
     }
 }
@@ -249,6 +257,8 @@ pub struct CoDel<S, E = FromExtension, H = UntilResponse> {
     inner: S,
     layer: CoDelLayer<E, H>,
     wait: Wait,
+    /// The fair queue that polls this service, which may tell how long a request waited.
+    asked_by: Option<LimiterId>,
 }
 
 /// The caller's wait for the inner service, in the law's time.
@@ -258,8 +268,8 @@ enum Wait {
     None,
     Since(u64),
     Lasted(u64),
-    /// The inner service is ready only to refuse.
-    InVain,
+    /// That long. The inner service is ready, but something in it only to reject: perhaps what will be called.
+    PerhapsInVain(u64),
 }
 
 impl<S, R, E, H> Service<R> for CoDel<S, E, H>
@@ -277,41 +287,40 @@ where
     /// Ready when the inner service is.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        let (polled, refusing) = shed::watch(|| self.inner.poll_ready(cx));
+        let (polled, rejects) = shed::watch(|| self.inner.poll_ready(cx));
         if polled.is_pending() {
             let now = self.layer.gate.inner_pending();
             // Who sheds does not wait.
             if !matches!(self.wait, Wait::Since(_)) && !shed::is_shedding(cx) {
                 self.wait = Wait::Since(now);
             }
-        } else if refusing {
-            self.wait = Wait::InVain;
+        } else if rejects {
+            self.wait = Wait::PerhapsInVain(self.waited());
         } else if let Wait::Since(since) = self.wait {
             let now = self.layer.gate.now();
             self.wait = Wait::Lasted(now.saturating_sub(since));
-        } else if let Wait::InVain = self.wait {
-            self.wait = Wait::None; // it is judged anew
+        } else if let Wait::PerhapsInVain(waited) = self.wait {
+            self.wait = Wait::Lasted(waited);
         }
+        self.asked_by = waited::asking();
         polled.map_err(Into::into)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let gate = &self.layer.gate;
         let mut now = Now::passed();
-        let entered = match mem::take(&mut self.wait) {
-            Wait::InVain => gate.pass(),
-            wait => {
-                let submitted = self.layer.extract.submitted_at(&request);
-                let waited = if let Wait::Lasted(waited) = wait {
-                    waited
-                } else {
-                    0
-                };
-                gate.admit(submitted, waited, Waited::take(), &mut now)
-            }
+        let outside = Waited::take_from(self.asked_by.take());
+        if let Wait::PerhapsInVain(waited) = self.wait {
+            self.wait = Wait::None;
+            return self.call_perhaps_in_vain(request, waited, outside, now);
+        }
+        let gate = &self.layer.gate;
+        let submitted = self.layer.extract.submitted_at(&request);
+        let waited = match mem::take(&mut self.wait) {
+            Wait::Lasted(waited) => waited,
+            _ => 0,
         };
-        match entered {
+        match gate.admit(submitted, waited, outside, &mut now) {
             Ok(()) => {
                 let permit = gate.permit();
                 let _passing = clock::pass(&now);
@@ -319,13 +328,62 @@ where
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, permit.into(), handover.end())
             }
-            Err(refusal) => {
-                // What it has reserved goes back to whoever is next.
-                self.inner = self.inner.clone();
-                hand_back::give(request);
-                ResponseFuture::refused(refusal)
-            }
+            Err(rejection) => self.reject(request, rejection),
         }
+    }
+}
+
+impl<S, E, H> CoDel<S, E, H> {
+    /// How long the caller has waited so far.
+    fn waited(&self) -> u64 {
+        match self.wait {
+            Wait::Since(since) => self.layer.gate.now().saturating_sub(since),
+            Wait::Lasted(waited) | Wait::PerhapsInVain(waited) => waited,
+            Wait::None => 0,
+        }
+    }
+
+    fn reject<R, F>(&mut self, request: R, rejection: Box<Overloaded>) -> ResponseFuture<F, H>
+    where
+        S: Clone,
+        R: 'static,
+    {
+        // What it has reserved goes back to whoever is next.
+        self.inner = self.inner.clone();
+        hand_back::give(request);
+        ResponseFuture::refused(rejection)
+    }
+
+    /// What is inside may reject the request in its `call`. Then it says nothing about those that are served, and the law
+    /// is not told of it. What is too old is rejected here, whatever is inside.
+    #[cold]
+    fn call_perhaps_in_vain<R>(
+        &mut self,
+        request: R,
+        waited: u64,
+        outside: Option<Waited>,
+        mut now: Now,
+    ) -> ResponseFuture<S::Future, H>
+    where
+        S: Service<R> + Clone,
+        S::Error: Into<BoxError>,
+        E: ExtractSubmittedAt<R>,
+        H: Hold<S::Response> + From<Permit>,
+        R: 'static,
+    {
+        let gate = Arc::clone(&self.layer.gate);
+        let submitted = self.layer.extract.submitted_at(&request);
+        let entry = match gate.try_pass(submitted, waited, outside, &mut now) {
+            Ok(entry) => entry,
+            Err(rejection) => return self.reject(request, rejection),
+        };
+        let permit = gate.permit();
+        let _passing = clock::pass(&now);
+        let handover = Handover::<S::Error>::begin();
+        let future = self.inner.call(request);
+        let kept_back = handover.end();
+        gate.passed(&entry, kept_back == KeptBack::Rejected);
+        ResponseFuture::admitted(future, permit.into(), kept_back)
     }
 }
 

@@ -2,8 +2,13 @@
 
 use std::{cell::Cell, time::Duration};
 
+use crate::admission::nested::LimiterId;
+
 thread_local! {
-    static WAITED: Cell<Option<Waited>> = const { Cell::new(None) };
+    /// With the queue that tells it.
+    static WAITED: Cell<Option<(Waited, LimiterId)>> = const { Cell::new(None) };
+    /// The queue that polls its inner service.
+    static ASKING: Cell<Option<LimiterId>> = const { Cell::new(None) };
 }
 
 /// How long the request that is being called has waited in a [`Wfq`](crate::Wfq) further out, and how
@@ -44,29 +49,65 @@ impl Waited {
     /// Of the request that is being called on this thread. `None` outside of a `Service::call`, and where
     /// no `Wfq` is further out.
     pub fn current() -> Option<Self> {
-        WAITED.get()
+        WAITED.get().map(|(waited, _)| waited)
     }
 
-    /// The same, for one that decides by it. Those further in are not told again: what they call may be
-    /// another service altogether.
+    /// Forgets it: those further in are not told.
     #[inline]
-    pub(crate) fn take() -> Option<Self> {
-        WAITED.take()
+    pub(crate) fn take() {
+        WAITED.set(None);
+    }
+
+    /// For a layer that decides by it, if it was told by the queue that last [polled](asking) that layer. Those further in are
+    /// not told again.
+    ///
+    /// A handler may call a client stack of its own within its `call`. The queue that the handler's request waited in does
+    /// not poll that stack, and what it tells is not for it.
+    #[inline]
+    pub(crate) fn take_from(queue: Option<LimiterId>) -> Option<Self> {
+        let (waited, by) = WAITED.take()?;
+        (queue == Some(by)).then_some(waited)
     }
 
     /// Tells an inner service that is called meanwhile.
     #[inline]
-    pub(crate) fn tell(self) -> Telling {
+    pub(crate) fn tell(self, by: LimiterId) -> Telling {
         Telling {
-            before: WAITED.replace(Some(self)),
+            before: WAITED.replace(Some((self, by))),
         }
+    }
+}
+
+/// The queue that polls its inner service now, on this thread.
+#[inline]
+pub(crate) fn asking() -> Option<LimiterId> {
+    ASKING.get()
+}
+
+/// This queue polls its inner service, until the guard is dropped.
+#[inline]
+pub(crate) fn ask(by: LimiterId) -> Asking {
+    Asking {
+        before: ASKING.replace(Some(by)),
+    }
+}
+
+#[must_use = "it asks until this is dropped"]
+pub(crate) struct Asking {
+    before: Option<LimiterId>,
+}
+
+impl Drop for Asking {
+    #[inline]
+    fn drop(&mut self) {
+        ASKING.set(self.before);
     }
 }
 
 /// A guard and not a function around the call, as in [`clock::pass`](crate::clock::pass).
 #[must_use = "it is told until this is dropped"]
 pub(crate) struct Telling {
-    before: Option<Waited>,
+    before: Option<(Waited, LimiterId)>,
 }
 
 impl Drop for Telling {

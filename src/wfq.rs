@@ -128,10 +128,12 @@ use crate::{
         gate::Gate,
         hand_back,
         handover::Handover,
+        nested::LimiterId,
         shed,
     },
     clock::{self, Now},
     sync::Arc,
+    waited,
 };
 
 /// Weighted fair queueing by tenant. See the [module](self) for all of it.
@@ -262,10 +264,13 @@ where
         let mut after = None;
         if let Came::Begins(began) = came {
             let mut running = Running::new(Arc::clone(gate), began.grant);
+            let id = LimiterId::of(gate);
+            let asking = waited::ask(id);
             let polled = shed::try_now(|cx| self.inner.poll_ready(cx));
+            drop(asking);
             if let Poll::Ready(Ok(())) = polled {
                 running.send();
-                let _told = (began.waited.tell(), clock::pass(&now));
+                let _told = (began.waited.tell(id), clock::pass(&now));
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
                 return WfqResponseFuture::called(future, running, handover.end());

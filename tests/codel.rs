@@ -9,10 +9,13 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use support::{Behaviour, Probe, assert_refused, poll, poll_ready, refusal};
 use tokio::time::advance;
-use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{
+    BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn, steer::Steer,
+    util::BoxCloneService,
+};
 use tower_backpressure::{
-    CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, LoadShedLayer, Reason, SubmittedAt,
-    SubmittedAtLayer, WfqConfig, WfqLayer, codel::Handle,
+    CircuitBreakerLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, LoadShedLayer, Reason,
+    SubmittedAt, SubmittedAtLayer, WfqConfig, WfqLayer, codel::Handle,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -526,4 +529,65 @@ async fn a_request_may_count_until_its_body_has_ended() {
     assert_eq!(handle.snapshot().in_flight, 1);
     response.into_body().collect().await.unwrap();
     assert_eq!(handle.snapshot().in_flight, 0);
+}
+
+/// Something inside is ready only to reject, but it is not what is called.
+#[tokio::test(start_paused = true)]
+async fn beside_an_open_circuit_what_is_too_old_is_rejected_all_the_same() {
+    let layer = codel(config());
+    let handle = layer.handle();
+    let breaker = CircuitBreakerLayer::default();
+    breaker.handle().force_open();
+    // What is 300 ms old takes for ever.
+    let works = service_fn(|age: u32| async move {
+        if age == 300 {
+            std::future::pending().await
+        }
+        Ok::<_, BoxError>(age)
+    });
+    let services = [
+        BoxCloneService::new(breaker.layer(works)),
+        BoxCloneService::new(ServiceBuilder::new().service(works)),
+    ];
+    // As servers do, one for each request: so the circuit is asked each time.
+    let service = || {
+        let steer = Steer::new(services.clone(), |_: &u32, _: &[_]| 1);
+        layer.clone().layer(steer)
+    };
+    let in_flight = call(&mut service(), 300);
+    for _ in 0..2 {
+        advance(101 * MS).await;
+        drop(call(&mut service(), 300));
+    }
+    assert!(handle.snapshot().overloaded);
+    assert_refused(call(&mut service(), 201).await, Reason::TooOld);
+    call(&mut service(), 0).await.unwrap();
+    drop(in_flight);
+}
+
+/// A handler that calls a client stack of its own, within its `call`, for a request that has waited.
+#[tokio::test(start_paused = true)]
+async fn a_client_in_a_handler_does_not_inherit_what_the_handlers_request_has_waited() {
+    let client = unstamped(config());
+    let of_client = client.handle();
+    let client = client.layer(Probe::new());
+    let limit = ConcurrencyLimitLayer::new(1);
+    let full = limit.handle().try_acquire().unwrap();
+    let service = ServiceBuilder::new()
+        .layer(WfqLayer::new(WfqConfig::default(), |_: &u32| {
+            Some("tenant")
+        }))
+        .layer(limit)
+        .service(service_fn(move |request: u32| {
+            let mut client = client.clone();
+            call(&mut client, request)
+        }));
+    let mut waits = Box::pin(service.oneshot(0));
+    assert!(poll(&mut waits).is_pending());
+    advance(300 * MS).await;
+    drop(full);
+    waits.await.unwrap();
+    advance(6 * SEC).await; // the window in which it came is over
+    let seen = of_client.snapshot();
+    assert_eq!((seen.admitted, seen.p95), (1, Some(Duration::ZERO)));
 }

@@ -131,12 +131,8 @@ impl AgeGate {
         outside: Option<Waited>,
         now: &mut Now,
     ) -> Result<(), Box<Overloaded>> {
-        let own = outside.map_or(0, |outside| nanos(outside.own)).max(waited);
-        let oldest = outside.and_then(|outside| outside.oldest).map(nanos);
-        let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now.instant())));
-        // Without a stamp, or with a late one, it is at least as old as it has waited here.
-        let age = age.max(own);
-        self.admit_at(self.clock.nanos_at(now), age, own, oldest)
+        let Age { all, own, oldest } = age(submitted, waited, outside, now);
+        self.admit_at(self.clock.nanos_at(now), all, own, oldest)
     }
 
     #[inline]
@@ -194,19 +190,51 @@ impl AgeGate {
         }
     }
 
-    /// Lets a request pass that the inner service is going to refuse. It has not waited for what others
-    /// wait for, so it says nothing about them.
+    /// Admits a request that the inner service may reject in its call, or rejects it for its age. The law is told of it
+    /// when that is known, by [`passed`](Self::passed).
     #[cold]
-    pub(crate) fn pass(&self) -> Result<(), Box<Overloaded>> {
-        let mut law = lock(&self.law);
+    pub(crate) fn try_pass(
+        &self,
+        submitted: Option<SubmittedAt>,
+        waited: u64,
+        outside: Option<Waited>,
+        now: &mut Now,
+    ) -> Result<Passing, Box<Overloaded>> {
+        let age = age(submitted, waited, outside, now);
+        self.try_pass_at(self.clock.nanos_at(now), age)
+    }
+
+    fn try_pass_at(&self, now: u64, age: Age) -> Result<Passing, Box<Overloaded>> {
+        let mut law = self.rolled(now);
+        let in_flight = self.gate.load_now().0 as u64;
+        if let Err(reason) = law.foresee(now, in_flight, &age) {
+            let _ = law.judge_at(now, in_flight, &age);
+            self.publish_calm(&law);
+            drop(law);
+            return Err(self.refuse(reason, &age));
+        }
         let admitted = self.gate.try_admit(());
         if admitted {
             law.pass_one(); // it did not come while it was calm
         }
         drop(law);
         match admitted {
-            true => Ok(()),
+            true => Ok(Passing {
+                age,
+                now,
+                in_flight,
+            }),
             false => Err(self.gate.refuse((), Reason::AtLimit)),
+        }
+    }
+
+    /// An admitted request was called. If it was rejected there, it has not waited for what others wait for, and says
+    /// nothing about them.
+    pub(crate) fn passed(&self, request: &Passing, rejected: bool) {
+        if !rejected {
+            let mut law = lock(&self.law);
+            law.note(request.now, request.in_flight, &request.age);
+            self.publish_calm(&law);
         }
     }
 
@@ -321,6 +349,25 @@ impl AgeGate {
         now < self.calm_until.load(Acquire)
             && self.gate.load_now().0 < self.calm_below.load(Relaxed)
     }
+}
+
+/// A request that was admitted, and of which the law was not told.
+#[derive(Debug)]
+pub(crate) struct Passing {
+    age: Age,
+    now: u64,
+    in_flight: u64,
+}
+
+/// How old a request is that has waited so long here, and in a queue further out as it told.
+#[inline]
+fn age(submitted: Option<SubmittedAt>, waited: u64, outside: Option<Waited>, now: &mut Now) -> Age {
+    let own = outside.map_or(0, |outside| nanos(outside.own)).max(waited);
+    let oldest = outside.and_then(|outside| outside.oldest).map(nanos);
+    let all = submitted.map_or(0, |submitted| nanos(submitted.age_at(now.instant())));
+    // Without a stamp, or with a late one, it is at least as old as it has waited here.
+    let all = all.max(own);
+    Age { all, own, oldest }
 }
 
 impl fmt::Debug for AgeGate {

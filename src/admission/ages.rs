@@ -95,13 +95,7 @@ impl Ages {
 
     /// The same, with so many others in flight.
     pub(crate) fn judge_at(&mut self, now: u64, in_flight: u64, age: &Age) -> Result<(), Reason> {
-        let entry = Entry {
-            age: age.all,
-            own: age.own,
-            oldest: age.oldest,
-            in_flight,
-        };
-        match self.law.enter(now, &entry) {
+        match self.law.enter(now, &entry(age, in_flight)) {
             Verdict::Admit => {
                 self.knows_of += 1;
                 Ok(())
@@ -109,6 +103,20 @@ impl Ages {
             Verdict::TooOld => Err(Reason::TooOld),
             Verdict::Full => Err(Reason::AtLimit),
         }
+    }
+
+    /// Whether a request would be rejected now. The law learns nothing.
+    pub(crate) fn foresee(&self, now: u64, in_flight: u64, age: &Age) -> Result<(), Reason> {
+        match self.law.foresee(now, &entry(age, in_flight)) {
+            Verdict::Admit => Ok(()),
+            Verdict::TooOld => Err(Reason::TooOld),
+            Verdict::Full => Err(Reason::AtLimit),
+        }
+    }
+
+    /// Tells the law of a request that [passed](Self::pass_one).
+    pub(crate) fn note(&mut self, now: u64, in_flight: u64, age: &Age) {
+        let _ = self.law.enter(now, &entry(age, in_flight));
     }
 
     /// One was admitted without being judged: it says nothing about others.
@@ -185,6 +193,16 @@ impl Ages {
     /// After [`roll`](Self::roll).
     pub(crate) fn report(&self, now: u64) -> Report {
         self.law.report(now)
+    }
+}
+
+#[inline]
+fn entry(age: &Age, in_flight: u64) -> Entry {
+    Entry {
+        age: age.all,
+        own: age.own,
+        oldest: age.oldest,
+        in_flight,
     }
 }
 

@@ -12,8 +12,8 @@
 //! stack's layers call each other from within `call`, so all of that happens while the outermost `call` runs. A client
 //! inside a handler is called later, when the handler's future is polled.
 //!
-//! So a layer that rejects a request or lets it wait says so in a thread-local flag, and a layer that calls its inner
-//! service clears the flag before and reads it after ([`Handover`]):
+//! So a layer that rejects a request or lets it wait says so in a thread-local cell, and a layer that calls its inner
+//! service clears the cell before and reads it after ([`Handover`]):
 //!
 //! - **Set**: the request was kept back further in. The layer that kept it is responsible for what comes of it: it rejects
 //!   the request itself, or hands it on later and then does as described here. This layer takes the rejection as it is.
@@ -33,20 +33,26 @@
 use std::{cell::Cell, marker::PhantomData};
 
 thread_local! {
-    static KEPT_BACK: Cell<bool> = const { Cell::new(false) };
+    static KEPT_BACK: Cell<KeptBack> = const { Cell::new(KeptBack::No) };
 }
 
 /// Whether a layer of this crate further in kept the request back when it was handed on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KeptBack(bool);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptBack {
+    No,
+    /// It lets the request wait.
+    Waits,
+    /// It rejected the request.
+    Rejected,
+}
 
 impl KeptBack {
     /// Where a rejection is passed on as it is: it is this layer's own, or marked already.
-    pub(crate) const YES: Self = Self(true);
+    pub(crate) const YES: Self = Self::Rejected;
 
     #[inline]
     pub(crate) fn get(self) -> bool {
-        self.0
+        self != Self::No
     }
 }
 
@@ -59,21 +65,30 @@ impl<E> Handover<E> {
     #[inline(always)] // one instruction, or none
     pub(crate) fn begin() -> Self {
         if can_be::<E>() {
-            KEPT_BACK.set(false);
+            KEPT_BACK.set(KeptBack::No);
         }
         Self(PhantomData)
     }
 
     #[inline(always)]
     pub(crate) fn end(self) -> KeptBack {
-        KeptBack(can_be::<E>() && KEPT_BACK.get())
+        match can_be::<E>() {
+            true => KEPT_BACK.get(),
+            false => KeptBack::No,
+        }
     }
 }
 
-/// A layer rejects the request that it is called with, or lets it wait.
+/// A layer lets the request wait that it is called with.
 #[inline]
 pub(crate) fn keep_back() {
-    KEPT_BACK.set(true);
+    KEPT_BACK.set(KeptBack::Waits);
+}
+
+/// A layer rejects the request that it is called with.
+#[inline]
+pub(crate) fn reject() {
+    KEPT_BACK.set(KeptBack::Rejected);
 }
 
 /// Runs something that is none of the layers outside's business, such as a trial.

@@ -52,7 +52,7 @@ impl<F, H> ResponseFuture<F, H> {
 
     /// Boxed already, which keeps the future of every admitted request small.
     pub(crate) fn refused(overloaded: Box<Overloaded>) -> Self {
-        handover::keep_back();
+        handover::reject();
         Self {
             state: State::Refused {
                 overloaded: Some(overloaded),

@@ -13,8 +13,9 @@
 //! unqueued `Pending` that nobody ever wakes. Only what gates answer travels by thread-local, written by
 //! a gate that saw the waker.
 //!
-//! A limiter whose queue is full is ready too, to refuse in `call`. A [`CoDel`](crate::CoDel) outside has to know: such a
-//! request has not waited, and says nothing about those that have.
+//! A limiter whose queue is full is ready too, to reject in `call`. A [`CoDel`](crate::CoDel) outside has to know that this
+//! may happen: such a request has not waited, and says nothing about those that have. Whether it does happen is known
+//! after the call: see [`handover`](super::handover).
 //!
 //! A [`Wfq`](crate::Wfq) asks in the same way whether its inner service is ready at once, with another waker,
 //! because to be told to wait is no refusal there: none is made, or counted.

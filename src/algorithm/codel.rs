@@ -185,8 +185,26 @@ impl CoDel {
         }
     }
 
+    /// What [`enter`](Self::enter) would say. Nothing is learned from it.
+    pub(crate) fn foresee(&self, now: u64, entry: &Entry) -> Verdict {
+        if self.is_too_old_if(self.standing.foresee(now), entry) {
+            Verdict::TooOld
+        } else if entry.in_flight >= self.limit() {
+            Verdict::Full
+        } else {
+            Verdict::Admit
+        }
+    }
+
     #[inline]
     fn is_too_old(&mut self, now: u64, entry: &Entry) -> bool {
+        let target = self.settings.target;
+        let standing = self.standing.look(now, entry.age, entry.oldest, target);
+        self.is_too_old_if(standing, entry)
+    }
+
+    #[inline]
+    fn is_too_old_if(&self, standing: bool, entry: &Entry) -> bool {
         let &Entry {
             age,
             own,
@@ -199,7 +217,6 @@ impl CoDel {
             max_sojourn,
             ..
         } = self.settings;
-        let standing = self.standing.look(now, age, oldest, target);
         if max_sojourn.is_some_and(|max| age > max) {
             return true;
         }

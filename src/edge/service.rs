@@ -228,7 +228,7 @@ impl<S, F, R, H> GatesFuture<S, F, R, H> {
 
     #[cold]
     pub(super) fn failed(error: BoxError) -> Self {
-        handover::keep_back();
+        handover::reject();
         Self {
             state: State::Failed { error: Some(error) },
         }

@@ -70,7 +70,7 @@ impl<S, F, R, H> KeyedLimitResponseFuture<S, F, R, H> {
     }
 
     pub(super) fn failed(error: BoxError) -> Self {
-        handover::keep_back();
+        handover::reject();
         Self {
             state: State::Failed { error: Some(error) },
         }

@@ -24,6 +24,7 @@ use crate::{
     clock::{self, Now},
     hold::sealed::Held,
     sync::Arc,
+    waited,
 };
 
 pin_project! {
@@ -74,7 +75,7 @@ impl<S, F, R, H> WfqResponseFuture<S, F, R, H> {
     }
 
     pub(super) fn failed(error: BoxError) -> Self {
-        handover::keep_back();
+        handover::reject();
         Self {
             state: State::Failed { error: Some(error) },
         }
@@ -112,7 +113,8 @@ where
             let seat = ready!(self.as_mut().poll_turn(cx))?;
             let this = self.as_mut().project();
             let waker = WakesTurn::waker(this.wakes_turn, cx.waker(), this.place, seat);
-            let polling = Polling(this.place, seat);
+            let asking = waited::ask(LimiterId::of(&this.place.gate));
+            let polling = (Polling(this.place, seat), asking);
             let polled = this.inner.poll_ready(&mut Context::from_waker(waker));
             drop(polling);
             if polled.map_err(Into::into)?.is_pending() {
@@ -127,7 +129,7 @@ where
                     after.run(&running.gate);
                     running.send();
                     let request = this.request.take().expect("sent once");
-                    let _told = (waited.tell(), clock::pass(&now));
+                    let _told = (waited.tell(LimiterId::of(&running.gate)), clock::pass(&now));
                     let handover = Handover::<S::Error>::begin();
                     let future = this.inner.call(request);
                     return Poll::Ready(Ok((future, running, handover.end())));

@@ -73,6 +73,11 @@ impl Standing {
         self.overloaded
     }
 
+    /// What [`look`](Self::look) would say.
+    pub(super) fn foresee(&self, now: u64) -> bool {
+        self.started && now <= self.end && self.overloaded
+    }
+
     /// Until when a request of no age changes nothing: one like it has come in this interval, and `last` does not
     /// count before its end.
     pub(super) fn calm_until(&self) -> u64 {
