@@ -318,11 +318,19 @@ where
         let room = &mut slow.room;
         room.serves
             .note_entering(&scene, word.has_room(), &mut wakes);
-        let seat = room.push(arrival, waker, max_waiting, &scene, &mut wakes);
+        // It looks for itself what became of it by now, and need not be woken for that.
+        let nobody = Waker::noop().clone();
+        let seat = room.push(arrival, nobody, max_waiting, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
-        let is_decided = !matches!(slow.room.seats[seat].state, State::Waits(_));
+        let entered = &mut slow.room.seats[seat];
+        let is_decided = !matches!(entered.state, State::Waits(_));
+        let mut unused = Some(waker);
+        if !is_decided {
+            entered.waker = unused.take().expect("not used yet");
+        }
         slow.room.publish(&self.published);
         drop(slow);
+        drop(unused);
         let after = After { wakes, settles };
         Ok(Entered {
             seat,
