@@ -423,7 +423,9 @@ where
         let Seat { state, waker, .. } = slow.room.seats.remove(seat);
         match state {
             State::Goes(charge) => {
-                S::withdraw(&mut slow.room, arrival, seat, charge, now);
+                if S::withdraw(&mut slow.room, arrival, seat, charge, now) {
+                    (self.bounds.waits).record(now.saturating_sub(arrival.at));
+                }
                 let mut wakes = Wakes::default();
                 let settles = self.release_under(&mut slow, 0, now, &mut wakes);
                 drop(slow);
@@ -594,8 +596,14 @@ pub(crate) trait Serves: Sized {
         let _ = (scene, has_room, wakes);
     }
 
-    /// A request that was granted a permit has not picked it up, and is gone.
-    fn withdraw(room: &mut Fair<Self>, arrival: &Arrival, seat: u32, charge: Charge, now: u64);
+    /// A request that was granted a permit has not picked it up, and is gone. Says whether its wait was not over.
+    fn withdraw(
+        room: &mut Fair<Self>,
+        arrival: &Arrival,
+        seat: u32,
+        charge: Charge,
+        now: u64,
+    ) -> bool;
 
     /// How many wait has changed.
     fn note_busy(room: &mut Fair<Self>, now: u64);
@@ -615,8 +623,9 @@ impl Serves for Ages {
         }
     }
 
-    fn withdraw(room: &mut Fair, _: &Arrival, _: u32, charge: Charge, now: u64) {
+    fn withdraw(room: &mut Fair, _: &Arrival, _: u32, charge: Charge, now: u64) -> bool {
         room.settle(Grant::Charged(charge), End::NotSent, now);
+        false
     }
 
     #[inline]
