@@ -23,8 +23,8 @@ use support::poll;
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, LoadShedLayer,
-    Overloaded, Reason, Waited, WfqConfig, WfqLayer, edge,
+    ConcurrencyLimitLayer, KeyedConcurrencyLimitLayer, LoadShedLayer, Overloaded, Reason, Waited,
+    WfqConfig, WfqLayer, edge,
     wfq::{self, FromExtension, FromHeader, Handle, Tenant, TenantId},
 };
 
