@@ -65,6 +65,9 @@
 //! weights, and in which none of a hundred requests had a tenant, says so in the log, once;
 //! [`Snapshot::anonymous`] counts them.
 //!
+//! A request that starts while nobody waits is not charged to its tenant. If others come to wait before it is done, its tenant
+//! is charged for that time. [`Handle::tenants`] counts it in any case.
+//!
 //! # Requests and responses
 //! It is for HTTP and gRPC services: responses tell successes from failures by their
 //! [status](crate::ByStatus). A request's body is a [`Body`], because that of a rejected HTTP/1 request is
@@ -72,8 +75,9 @@
 //! together by hand, in [this order](crate#stacking).
 //!
 //! # Errors, cancellation, cloning
-//! There are no errors: rejections are answers. Otherwise as its parts. One value is one stack with one
-//! state, however often it is cloned and however many routes it is put around.
+//! There are no errors: rejections are answers. A response future may be dropped at any point: one that waits leaves its
+//! place, and an admitted one releases its permit. One value is one stack with one state, however often it is cloned and
+//! however many routes it is put around.
 //!
 //! Use one value once on the path of a request: not both as `route_layer` and as `layer`. Each request would hold a permit
 //! and wait for another of the same limit. Debug builds panic where that happens, with a message that says so. In

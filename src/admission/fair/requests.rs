@@ -318,11 +318,19 @@ where
         let room = &mut slow.room;
         room.serves
             .note_entering(&scene, word.has_room(), &mut wakes);
-        let seat = room.push(arrival, waker, max_waiting, &scene, &mut wakes);
+        // It looks for itself what became of it by now, and need not be woken for that.
+        let nobody = Waker::noop().clone();
+        let seat = room.push(arrival, nobody, max_waiting, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
-        let is_decided = !matches!(slow.room.seats[seat].state, State::Waits(_));
+        let entered = &mut slow.room.seats[seat];
+        let is_decided = !matches!(entered.state, State::Waits(_));
+        let mut unused = Some(waker);
+        if !is_decided {
+            entered.waker = unused.take().expect("not used yet");
+        }
         slow.room.publish(&self.published);
         drop(slow);
+        drop(unused);
         let after = After { wakes, settles };
         Ok(Entered {
             seat,
@@ -415,7 +423,9 @@ where
         let Seat { state, waker, .. } = slow.room.seats.remove(seat);
         match state {
             State::Goes(charge) => {
-                S::withdraw(&mut slow.room, arrival, seat, charge, now);
+                if S::withdraw(&mut slow.room, arrival, seat, charge, now) {
+                    (self.bounds.waits).record(now.saturating_sub(arrival.at));
+                }
                 let mut wakes = Wakes::default();
                 let settles = self.release_under(&mut slow, 0, now, &mut wakes);
                 drop(slow);
@@ -586,8 +596,14 @@ pub(crate) trait Serves: Sized {
         let _ = (scene, has_room, wakes);
     }
 
-    /// A request that was granted a permit has not picked it up, and is gone.
-    fn withdraw(room: &mut Fair<Self>, arrival: &Arrival, seat: u32, charge: Charge, now: u64);
+    /// A request that was granted a permit has not picked it up, and is gone. Says whether its wait was not over.
+    fn withdraw(
+        room: &mut Fair<Self>,
+        arrival: &Arrival,
+        seat: u32,
+        charge: Charge,
+        now: u64,
+    ) -> bool;
 
     /// How many wait has changed.
     fn note_busy(room: &mut Fair<Self>, now: u64);
@@ -607,8 +623,9 @@ impl Serves for Ages {
         }
     }
 
-    fn withdraw(room: &mut Fair, _: &Arrival, _: u32, charge: Charge, now: u64) {
+    fn withdraw(room: &mut Fair, _: &Arrival, _: u32, charge: Charge, now: u64) -> bool {
         room.settle(Grant::Charged(charge), End::NotSent, now);
+        false
     }
 
     #[inline]

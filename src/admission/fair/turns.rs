@@ -82,11 +82,18 @@ impl Turns {
 }
 
 impl Serves for Turns {
-    fn withdraw(room: &mut Fair<Self>, arrival: &Arrival, seat: u32, charge: Charge, now: u64) {
+    fn withdraw(
+        room: &mut Fair<Self>,
+        arrival: &Arrival,
+        seat: u32,
+        charge: Charge,
+        now: u64,
+    ) -> bool {
         let turn = room.serves.take(seat).expect("it has the turn");
         room.queue.withdraw(&turn.ticket, charge);
         room.tenants.detach(arrival.tenant);
         Self::note_busy(room, now);
+        true
     }
 
     fn done(room: &Fair<Self>, _: u64) -> u64 {
