@@ -541,7 +541,7 @@ async fn beside_an_open_circuit_what_is_too_old_is_rejected_all_the_same() {
     // What is 300 ms old takes for ever.
     let works = service_fn(|age: u32| async move {
         if age == 300 {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         Ok::<_, BoxError>(age)
     });
