@@ -11,6 +11,15 @@
 //!
 //! Where a tenant may have only so many in flight (`max_in_flight_per_tenant`), every request is charged when it starts,
 //! because the queue has to count it.
+//!
+//! # What it does not do
+//! - Nobody waits for CoDel's width, the number of requests in flight at which requests do not get old: at the width, what
+//!   is next is rejected. A width that made requests wait would make them old, and narrow itself for that.
+//! - A tenant that has no more requests waiting gives up its share. One with two clients that each send a request as soon
+//!   as they have the answer to the last, and a right to two of ten permits, gets 1.82 of them: when its request is over,
+//!   nothing of it waits, so the permit goes to another tenant; its next request gets the permit that is released next,
+//!   on average a tenth of a service time later: 2/(1 + 1/10). To get more, a permit would have to be kept free for a request
+//!   that may not come, or more be in flight than the limit allows.
 
 #[cfg(all(test, backpressure_loom))]
 mod models;

@@ -1,25 +1,36 @@
-//! How requests are let in, made to wait or sent away: the private plumbing under the layers.
+//! How requests are admitted, wait, or are rejected: the private plumbing under the layers.
 //!
 //! ```text
-//! Claim ─── what one caller has: nothing, a place in the queue, an admission, a refusal
+//! Claim ─── what one caller has in `poll_ready`: nothing, a place in the queue, an admission, a rejection
 //!   │
-//! Gate ──── permits: one word of atomics (word.rs) and, behind a mutex, who waits (queue.rs)
-//!   ├── Governor: the law that moves its limit, where it adapts
-//!   ├── AgeGate: the law that decides by age, and moves its limit too
-//! Bucket ── tokens: the same, but that time brings them
+//! Gate ──── permits: one word of atomics (word.rs), and a waiting Room behind a mutex
+//!   ├── Fifo: the room that serves in order of arrival (queue.rs)
+//!   ├── Fair: the room that is fair between tenants (tenants.rs), with ages.rs or the turn (fair/turns.rs)
+//!   └── Governor: the law that moves the limit, where it adapts
+//! AgeGate ─ a gate at which nobody waits: the law that decides by age (ages.rs), and moves its limit
+//! Bucket ── tokens: time brings them
 //!   │
-//! Permit ── one admitted request; dropping it lets the next one in
+//! Permit ── one admitted request; dropping it hands the permit on
 //!
 //! Circuit ─ whether the service is left alone; Pass: a request that says how it went
 //! ```
 //!
-//! `bounds.rs` is what gate and bucket have in common, `waits.rs` how long callers waited there. `keyed_buckets.rs`, `keyed_gates.rs` and `circuits.rs`
-//! have a bucket, a gate and a circuit for each key; `fair_gate.rs` knows whose turn it is among tenants;
-//! `fingerprint.rs` is what keys and tenants are known by.
+//! | question | answer |
+//! | --- | --- |
+//! | where is a permit handed on? | `Gate::pass_on`, `Gate::grant_free` |
+//! | who is next? | `Room::next` |
+//! | what is too old? | `Ages::judge` |
+//! | where is a tenant charged? | `Fair::next` when it is granted a permit, `Fair::settle` when its request is over |
+//! | where does a limit move? | `Gate::resize_under` |
+//!
+//! `bounds.rs` is what gates and buckets have in common, `waits.rs` how long callers waited there. `keyed_buckets.rs`,
+//! `keyed_gates.rs` and `circuits.rs` have a bucket, a gate and a circuit for each key; `fingerprint.rs` is what keys and
+//! tenants are known by.
+//!
 //! `response.rs` is the future that carries a permit beside the inner service's future, `handover.rs` is how it knows whether
 //! a layer further in kept the request back, and `hand_back.rs` is how a rejected request gets back to the layer that
 //! answers the client. `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
-//! `foreign.rs` wakes several waiters although a waker may panic. `nested.rs` finds, in debug builds, a request that waits
+//! `foreign.rs` runs several wakers although one may panic. `nested.rs` finds, in debug builds, a request that waits
 //! for a limiter of which it holds a permit.
 
 pub(crate) mod age_gate;
