@@ -10,12 +10,9 @@ use super::{
     naive::{Answer, Naive, OVERFLOW},
     *,
 };
-use crate::{
-    admission::{
-        room::Room as _,
-        tenants::{Tenant, TenantSnapshot},
-    },
-    algorithm::limit::Outcome,
+use crate::admission::{
+    room::Room as _,
+    tenants::{Tenant, TenantSnapshot},
 };
 
 const NAMES: [&str; 5] = ["", "a", "b", "c", "d"];
@@ -341,21 +338,22 @@ impl Walk {
 
     /// As an edge does it.
     fn end(&mut self, id: usize, grant: Grant, end: End) {
-        let mut now = Now::default();
-        if end == End::Served && self.gate.passes(&grant) {
-            assert!(!self.naive.has_next(), "it is in somebody's way");
-            if self.naive.waiting() == 0 {
-                assert_eq!(self.naive.busy(self.naive.began(id)), 0, "it was");
-            }
-            let used = self.gate.used(&grant, &mut now);
-            let governor = self.gate.governor();
-            let dispatched = governor.dispatch(&self.gate, &mut now);
-            governor.complete_past(&self.gate, dispatched, Outcome::Success, used, &mut now);
-            self.gate.complete();
-            return self.naive.pass(id);
+        if end != End::Served {
+            self.gate.end(grant, end, &mut Now::default());
+            return self.naive.end(id, end);
         }
-        self.gate.end(grant, end, &mut now);
-        self.naive.end(id, end);
+        let (has_next, waiting) = (self.naive.has_next(), self.naive.waiting());
+        let busy = self.naive.busy(self.naive.began(id));
+        if serve(&self.gate, grant) {
+            assert!(!has_next, "somebody waited for its permit");
+            assert!(
+                waiting > 0 || busy == 0,
+                "somebody waited while it was served"
+            );
+            self.naive.pass(id);
+        } else {
+            self.naive.end(id, end);
+        }
     }
 
     fn show(&mut self) {
