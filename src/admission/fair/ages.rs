@@ -136,7 +136,7 @@ impl Ages {
         self.law.roll(scene.now, scene.completed);
         let after = self.law.report(scene.now);
         let to = self.law.limit() as usize;
-        let moved = (to != limit).then(|| LimitMoved {
+        let moved = (to != limit).then_some(LimitMoved {
             from: limit,
             to,
             moves: 1,
