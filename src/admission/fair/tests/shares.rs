@@ -67,18 +67,53 @@ async fn tenants_with_a_backlog_are_served_in_proportion_to_their_weights() {
     }
 }
 
+/// One place. The age law was told that nobody waits, so that requests without a name pass without the lock.
+async fn calm() -> Gate<Fair> {
+    let gate = gate(1, WfqConfig::default());
+    after(MS).await;
+    for _ in 0..2 {
+        serve(&gate, start(&gate, ""));
+    }
+    gate
+}
+
+/// Whether the room was told of a request that started uncharged.
+fn is_counted(grant: &Grant) -> bool {
+    match grant {
+        Grant::Uncharged(one) => one.is_counted,
+        Grant::Charged(_) => panic!("it was charged"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_while_which_others_waited_does_not_pass_the_room() {
+    let gate = calm().await;
+    let long = start(&gate, "");
+    let waiter = Waiter::enters(&gate, "");
+    assert!(!gate.passes(&long), "it is in somebody's way");
+    after(MS).await;
+    waiter.leaves(&gate);
+    assert!(!gate.passes(&long), "it was");
+    assert!(!serve(&gate, long));
+    let calm = start(&gate, "");
+    assert!(!is_counted(&calm));
+    assert!(serve(&gate, calm), "nobody waited");
+    assert_empty(&gate);
+}
+
 /// A request that takes a second started while nobody waited. Another tenant's wait from some moments to others, the last
 /// of them until it ends. After
 /// that both have a backlog of requests that take 10 ms, on one place.
 ///
 /// Says how many of the other tenant's are served before it is the first one's turn again.
 async fn served_first(name: &str, units: u32, waits: &[(u64, u64)]) -> usize {
-    let gate = gate(1, WfqConfig::default());
-    let long = match gate.arrive(Some(name), cost(units), 0, &mut Now::default()) {
+    let gate = calm().await;
+    let named = (!name.is_empty()).then_some(name);
+    let long = match gate.arrive(named, cost(units), 0, &mut Now::default()) {
         Arrived::Goes(grant) => grant,
         _ => panic!("it need not wait"),
     };
-    assert!(matches!(long, Grant::Uncharged(_)));
+    assert_eq!(is_counted(&long), named.is_some());
     let mut now = 0;
     let mut others: VecDeque<Waiter> = VecDeque::new();
     for &(from, until) in waits {
@@ -173,15 +208,14 @@ async fn what_never_waited_is_shown_of_tenants_with_a_name() {
 async fn what_never_waited_is_shown_of_those_without_a_name() {
     let gate = gate(10, WfqConfig::default());
     after(MS).await;
-    // The first tells the age law that nobody waits, and sets how many may pass without the lock.
+    // They tell the age law that nobody waits, and how many may be in flight.
     let first = [(); 5].map(|()| start(&gate, ""));
-    let uncounted = |grant: &Grant| matches!(grant, Grant::Uncharged(one) if !one.is_counted);
     assert_shown(&gate, &Tenant::Anonymous, 5, 0, 0.0);
     for grant in first {
         serve(&gate, grant);
     }
     let passing = [(); 4].map(|()| start(&gate, ""));
-    assert!(passing.iter().all(uncounted));
+    assert!(!passing.iter().any(is_counted));
     assert_shown(&gate, &Tenant::Anonymous, 4, 5, 1.0);
     after(10 * MS).await;
     let [served, others @ ..] = passing;
@@ -189,7 +223,7 @@ async fn what_never_waited_is_shown_of_those_without_a_name() {
     assert_shown(&gate, &Tenant::Anonymous, 3, 6, 1.0);
     let named = start(&gate, "a"); // from now on there is somebody to be fair to
     let late = start(&gate, "");
-    assert!(!uncounted(&late));
+    assert!(is_counted(&late));
     assert_shown(&gate, &Tenant::Anonymous, 4, 6, 1.0);
     assert_shown(&gate, &"a".into(), 1, 0, 0.0);
     after(30 * MS).await;
@@ -211,5 +245,63 @@ async fn what_never_waited_is_shown_of_those_without_a_name() {
     let shows = gate.shows();
     assert_eq!((shows.shown.served, shows.shown.anonymous), (8, 7));
     assert_eq!(shows.permits.admitted, 10, "one was not sent");
+    assert_empty(&gate);
+}
+
+fn rejected(gate: &Gate<Fair>, tenant: &str) -> (Reason, Duration) {
+    match arrive(gate, tenant, 0) {
+        Arrived::Rejected(rejection) => (rejection.reason(), rejection.retry_after()),
+        _ => panic!("there is no place"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_place_is_told_to_come_back_when_its_tenants_others_are_served() {
+    let config = WfqConfig::default().max_waiting_per_tenant(2);
+    let gate = gate(1, config);
+    gate.set_weight("b", 3).expect("a weight");
+    let names = ["a", "b"];
+    let mut runs = vec![(0, start(&gate, "a"))];
+    let enters = |tenant: usize| Waiter::enters(&gate, names[tenant]);
+    let mut lines = [0, 1].map(|tenant| VecDeque::from([enters(tenant), enters(tenant)]));
+    let full = |after| (Reason::QueueFull, Duration::from_millis(after));
+    assert_eq!(rejected(&gate, "a"), full(1000), "nothing is known yet");
+    for _ in 0..10 {
+        after(100 * MS).await;
+        runs.drain(..).for_each(|(_, grant)| end(&gate, grant));
+        runs = picked_up(&gate, &mut lines);
+        let (tenant, _) = runs[0];
+        lines[tenant].push_back(enters(tenant));
+    }
+    // Three of its own, at a quarter of ten in a second; and at three quarters, which is taken for a half.
+    assert_eq!(rejected(&gate, "a"), full(1200));
+    assert_eq!(rejected(&gate, "b"), full(600));
+    for waiter in lines.into_iter().flatten() {
+        waiter.leaves(&gate);
+    }
+    runs.drain(..).for_each(|(_, grant)| end(&gate, grant));
+    assert_empty(&gate);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_too_old_is_told_to_come_back_after_as_long_as_it_took_to_get_there() {
+    let ages = Settings {
+        max_sojourn: Some(100 * MS),
+        ..NEVER_OLD
+    };
+    let gate = aged(1, WfqConfig::default(), ages);
+    let runs = start(&gate, "a");
+    let old = Waiter::enters(&gate, "b");
+    after(50 * MS).await;
+    let young = Waiter::enters(&gate, "b");
+    after(100 * MS).await;
+    end(&gate, runs);
+    let Fate::Rejected(rejection) = old.look(&gate) else {
+        panic!("it is too old");
+    };
+    let told = (rejection.reason(), rejection.retry_after());
+    assert_eq!(told, (Reason::TooOld, Duration::from_millis(150)));
+    let young = young.granted(&gate);
+    end(&gate, young);
     assert_empty(&gate);
 }
