@@ -3,9 +3,11 @@
 mod invariants;
 mod naive;
 mod panics;
+mod shares;
 mod walk;
 
 use std::{
+    collections::VecDeque,
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
     task::Wake,
     time::Duration,
@@ -17,7 +19,7 @@ use crate::{
     admission::{gate::Gate, governor::Governor},
     algorithm::{
         codel::Settings,
-        limit::{Bounds as LimitBounds, Limit, Sample},
+        limit::{Bounds as LimitBounds, Limit, Outcome, Sample},
     },
     clock::Now,
     sync::{Arc, lock},
@@ -106,6 +108,22 @@ fn start(gate: &Gate<Fair>, tenant: &str) -> Grant {
 
 fn end(gate: &Gate<Fair>, grant: Grant) {
     gate.end(grant, End::Served, &mut Now::default());
+}
+
+/// A request is answered, as an edge does it. Says whether it passed the room.
+fn serve(gate: &Gate<Fair>, grant: Grant) -> bool {
+    let mut now = Now::default();
+    let passes = gate.passes(&grant);
+    if passes {
+        let used = gate.used(&grant, &mut now);
+        let governor = gate.governor();
+        let dispatched = governor.dispatch(gate, &mut now);
+        governor.complete_past(gate, dispatched, Outcome::Success, used, &mut now);
+        gate.complete();
+    } else {
+        gate.end(grant, End::Served, &mut now);
+    }
+    passes
 }
 
 /// A request that waits.

@@ -14,7 +14,9 @@ async fn a_cap_that_holds_back_all_who_wait_leaves_nobody_to_queue_behind() {
     gate.set_max_in_flight_per_tenant(NonZeroU32::new(3));
     assert_consistent(&gate);
     waiter.leaves(&gate);
-    grants.into_iter().for_each(|grant| end(&gate, grant));
+    for grant in grants {
+        end(&gate, grant);
+    }
     assert_empty(&gate);
 }
 

@@ -1,0 +1,70 @@
+//! Admission by age.
+
+use super::*;
+
+impl Naive {
+    /// Closes the windows that are over. So many of those in flight were admitted before.
+    pub(super) fn roll(&mut self, in_flight: usize) {
+        if !self.law.may_be_due(self.now) {
+            return;
+        }
+        let admitted = self.completed + in_flight as u64;
+        self.law.note_calm(admitted.saturating_sub(self.knows_of));
+        self.knows_of = admitted;
+        if self.law.is_due(self.now) {
+            self.law.roll(self.now, self.completed);
+        }
+    }
+
+    /// Whether the law need not be told of a request.
+    pub(super) fn is_quiet(&self, age: u64) -> bool {
+        let below = self.law.peak().min(self.law.limit());
+        age == 0
+            && self.cap == usize::MAX
+            && self.now < self.law.calm_until()
+            && (self.in_flight() as u64) < below
+    }
+
+    /// One that is too old is let in while a queue stands, to see whether it still does: one in a tenth of a second.
+    pub(super) fn note_probe(&mut self) {
+        let last = self.probed.replace(self.now);
+        assert!(
+            last.is_none_or(|last| self.now - last > 100 * MS),
+            "it is too old"
+        );
+    }
+
+    pub(super) fn judge(&mut self, age: u64, own: u64, others: usize) -> Result<(), Reason> {
+        let oldest = self.oldest_that_may_run();
+        let entry = Entry {
+            age,
+            own,
+            oldest,
+            in_flight: others as u64,
+        };
+        let Settings {
+            target,
+            max_sojourn,
+            ..
+        } = self.law.settings;
+        let is_old = age > target.saturating_mul(2);
+        let stands = self.law.report(self.now).overloaded;
+        let verdict = self.law.enter(self.now, &entry);
+        let still_stands = stands && self.law.report(self.now).overloaded;
+        let in_the_way = own > target && (others > 0 || oldest.is_some());
+        match verdict {
+            Verdict::Admit => {
+                if still_stands && is_old && in_the_way {
+                    self.note_probe();
+                }
+                self.knows_of += 1;
+                Ok(())
+            }
+            Verdict::TooOld => {
+                assert!(is_old || max_sojourn.is_some_and(|max| age > max));
+                Err(Reason::TooOld)
+            }
+            Verdict::Full => Err(Reason::AtLimit),
+        }
+    }
+}
