@@ -489,11 +489,13 @@ impl<R: Room> Gate<R> {
                 let Ok(word) = self.swap(word, word.admitted().with_queued(true)) else {
                     continue;
                 };
-                self.raise_peak(word.in_flight());
                 let others = word.in_flight() - 1;
                 let scene = self.scene(slow, others, others, now);
-                if self.next(slow, &scene, wakes) != Next::Goes {
-                    self.word.fetch_sub(IN_FLIGHT_ONE, AcqRel);
+                match self.next(slow, &scene, wakes) {
+                    Next::Goes => self.raise_peak(word.in_flight()),
+                    Next::Nobody => {
+                        self.word.fetch_sub(IN_FLIGHT_ONE, AcqRel);
+                    }
                 }
             } else if word.queued() || self.swap(word, word.with_queued(true)).is_ok() {
                 return false;

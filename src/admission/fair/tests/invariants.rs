@@ -20,31 +20,87 @@ async fn a_cap_that_holds_back_all_who_wait_leaves_nobody_to_queue_behind() {
     assert_empty(&gate);
 }
 
+/// A waker by which a newcomer comes, the first time.
+struct Comes {
+    gate: Arc<Gate<Fair>>,
+    tenant: &'static str,
+    looks: fn(&Gate<Fair>),
+    came: AtomicBool,
+    passed: AtomicBool,
+}
+
+impl Comes {
+    fn new(gate: &Arc<Gate<Fair>>, tenant: &'static str, looks: fn(&Gate<Fair>)) -> Arc<Self> {
+        Arc::new(Self {
+            gate: Arc::clone(gate),
+            tenant,
+            looks,
+            came: AtomicBool::new(false),
+            passed: AtomicBool::new(false),
+        })
+    }
+
+    /// So many requests wait, by which it comes.
+    fn wait(self: &Arc<Self>, many: usize) -> Vec<(Arrival, u32)> {
+        let waits = || {
+            let arrival = Waiter::comes(&self.gate, self.tenant);
+            let waker = Waker::from(Arc::clone(self));
+            (arrival, enter(&self.gate, &arrival, waker))
+        };
+        (0..many).map(|_| waits()).collect()
+    }
+
+    fn assert_waited(&self) {
+        assert!(self.came.load(SeqCst));
+        assert!(!self.passed.load(SeqCst), "it passed those who are next");
+    }
+}
+
+impl Wake for Comes {
+    fn wake(self: Arc<Self>) {
+        if self.came.swap(true, SeqCst) {
+            return;
+        }
+        (self.looks)(&self.gate);
+        match arrive(&self.gate, self.tenant, 0) {
+            Arrived::Goes(grant) => {
+                self.passed.store(true, SeqCst);
+                end(&self.gate, grant);
+            }
+            Arrived::Waits(arrival) => self.gate.depart(&arrival),
+            Arrived::Rejected(_) => panic!("it is young, and there are places"),
+        }
+    }
+}
+
+/// So many permits are new that the lock is released before all who wait have one. A newcomer could do without the room:
+/// nobody is old, and there were as many in flight before.
+#[tokio::test(start_paused = true)]
+async fn no_newcomer_passes_those_who_are_next_while_new_permits_are_handed_out() {
+    for tenant in ["", "a"] {
+        let gate = Arc::new(gate(100, WfqConfig::default()));
+        after(MS).await;
+        let many: Vec<_> = (0..100).map(|_| start(&gate, tenant)).collect();
+        many.into_iter().for_each(|grant| end(&gate, grant));
+        gate.governor().pin(&gate, 1);
+        let runs = start(&gate, tenant);
+        let comes = Comes::new(&gate, tenant, |_| ());
+        let waiters = comes.wait(40);
+        gate.governor().pin(&gate, 100);
+        comes.assert_waited();
+        assert_eq!(gate.load().in_flight(), 41);
+        for (arrival, seat) in waiters {
+            gate.leave(&arrival, seat);
+        }
+        end(&gate, runs);
+        assert_empty(&gate);
+    }
+}
+
 /// Forty requests of one tenant became too old behind its only place, and one that is young is behind them. So many are
 /// woken that the lock is released before it is the young one's turn.
 #[tokio::test(start_paused = true)]
 async fn no_newcomer_passes_those_who_are_next_while_others_are_woken() {
-    struct Comes {
-        gate: Arc<Gate<Fair>>,
-        came: AtomicBool,
-        passed: AtomicBool,
-    }
-    impl Wake for Comes {
-        fn wake(self: Arc<Self>) {
-            if self.came.swap(true, SeqCst) {
-                return;
-            }
-            assert!(self.gate.load().queued(), "it is not settled yet");
-            match arrive(&self.gate, "a", 0) {
-                Arrived::Goes(grant) => {
-                    self.passed.store(true, SeqCst);
-                    end(&self.gate, grant);
-                }
-                Arrived::Waits(arrival) => self.gate.depart(&arrival),
-                Arrived::Rejected(_) => panic!("it is young, and there are places"),
-            }
-        }
-    }
     let ages = Settings {
         max_sojourn: Some(1000 * MS),
         ..NEVER_OLD
@@ -52,25 +108,13 @@ async fn no_newcomer_passes_those_who_are_next_while_others_are_woken() {
     let config = WfqConfig::default().max_in_flight_per_tenant(1);
     let gate = Arc::new(aged(10, config, ages));
     let runs = start(&gate, "a");
-    let comes = Arc::new(Comes {
-        gate: gate.clone(),
-        came: AtomicBool::new(false),
-        passed: AtomicBool::new(false),
-    });
-    let old: Vec<_> = (0..40)
-        .map(|_| {
-            let arrival = Waiter::comes(&gate, "a");
-            (
-                arrival,
-                enter(&gate, &arrival, Waker::from(Arc::clone(&comes))),
-            )
-        })
-        .collect();
+    // Permits may be free then, but only for those that are next.
+    let comes = Comes::new(&gate, "a", |gate| assert!(gate.load().queued()));
+    let old = comes.wait(40);
     after(2000 * MS).await;
     let young = Waiter::enters(&gate, "a");
     end(&gate, runs);
-    assert!(comes.came.load(SeqCst));
-    assert!(!comes.passed.load(SeqCst));
+    comes.assert_waited();
     for (arrival, seat) in old {
         gate.leave(&arrival, seat);
     }

@@ -69,6 +69,8 @@ struct Running {
 pub(super) struct Naive {
     pub(super) now: u64,
     pub(super) limit: usize,
+    /// The most in flight since it was last looked at.
+    peak: usize,
     pub(super) completed: u64,
     pub(super) cap: usize,
     pub(super) max_waiting: usize,
@@ -111,6 +113,7 @@ impl Naive {
         let mut naive = Self {
             now: 0,
             limit,
+            peak: 0,
             completed: 0,
             cap: usize::MAX,
             max_waiting: usize::MAX,
@@ -224,6 +227,15 @@ impl Naive {
 
     pub(super) fn in_flight(&self) -> usize {
         self.running.len()
+    }
+
+    fn note_peak(&mut self) {
+        self.peak = self.peak.max(self.in_flight());
+    }
+
+    pub(super) fn take_peak(&mut self) -> usize {
+        let in_flight = self.in_flight();
+        std::mem::replace(&mut self.peak, in_flight).max(in_flight)
     }
 
     pub(super) fn charged(&self) -> usize {

@@ -26,6 +26,7 @@ impl Naive {
         let is_open = !self.has_next() && self.in_flight() < self.limit;
         if is_open && self.is_quiet(age) {
             self.start(id, tenant, cost, None);
+            self.note_peak();
             return Answer::Goes;
         }
         if is_open && self.may_run(tenant) {
@@ -39,6 +40,7 @@ impl Naive {
                 self.charge(tenant, cost)
             });
             self.start(id, tenant, cost, charge);
+            self.note_peak();
             return Answer::Goes;
         }
         match self.has_place(tenant) {
@@ -189,7 +191,10 @@ impl Naive {
             self.virtual_time = self.virtual_time.max(start);
             self.start(waiter.id, waiter.tenant, waiter.cost, Some(charge));
             match self.judge(waiter.older + own, own, others) {
-                Ok(()) => goes = true,
+                Ok(()) => {
+                    self.note_peak();
+                    goes = true;
+                }
                 Err(reason) => {
                     let request = self.running.pop().expect("it was the last");
                     self.settle_charge(&request, charge, 0);

@@ -15,7 +15,7 @@ impl Walk {
         );
     }
 
-    pub(super) fn compare(&self) {
+    pub(super) fn compare(&mut self) {
         assert_consistent(&self.gate);
         self.compare_fates();
         self.compare_room();
@@ -58,11 +58,13 @@ impl Walk {
         assert_eq!(room.serves.limit(), naive.law.limit());
     }
 
-    fn compare_permits(&self) {
+    fn compare_permits(&mut self) {
+        let peak = self.naive.take_peak();
         let naive = &self.naive;
         let permits = self.gate.snapshot();
         assert_eq!(permits.limit, naive.limit);
         assert_eq!(permits.in_flight, naive.in_flight());
+        assert_eq!(permits.peak_in_flight, peak);
         assert_eq!(permits.waiting, naive.waiting());
         let waited = |since: u64| Duration::from_nanos(naive.now - since);
         assert_eq!(permits.oldest_wait, naive.oldest(None).map(waited));
