@@ -34,7 +34,8 @@ pages! {
         "plots/goodput.svg" "plots/load.md" "plots/latency.svg"
         "plots/capacity.svg" "plots/capacity.md" "plots/limit.svg"
         "plots/tenants.svg" "plots/tenants.md"
-        "plots/retries.svg" "plots/retries.md";
+        "plots/retries.svg" "plots/retries.md"
+        "plots/disturbances.svg" "plots/disturbance_limits.svg" "plots/disturbances.md";
     deploying: "deploying.md";
     runbook: "runbook.md";
     promises: "promises.md";

@@ -51,6 +51,7 @@
 //! | to know what a layer would refuse before it does | [`ShadowLayer`] around it, or [`Edge::shadow`] |
 //! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
 //! | whose request it is, by address, also behind a proxy | [`client_addr`], for the keyed layers |
+//! | long polls and event streams not to take the places of work | [`BypassLayer`] around the limits |
 //! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
 //! | a client that tries again what was refused, when it makes sense and no more often | `RetryPolicy` (feature `retry`) |
 //! | to see all of it in Prometheus, or wherever your metrics go | `Metrics` (feature `metrics`): [`observe`] |
@@ -111,6 +112,7 @@
 pub mod adaptive_concurrency;
 mod admission;
 mod algorithm;
+pub mod bypass;
 pub mod channel;
 pub mod circuit_breaker;
 mod classify;
@@ -147,6 +149,7 @@ pub mod wfq;
 
 pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Limit, Vegas};
 pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits};
+pub use bypass::{Bypass, BypassLayer};
 pub use circuit_breaker::{CircuitBreaker, CircuitBreakerConfig, CircuitBreakerLayer};
 pub use classify::{ByResult, ByStatus, Classify, Outcome};
 pub use client_addr::PeerAddr;

@@ -243,6 +243,35 @@ fn whoever_learns_recovers_when_a_server_stood_still() {
     }
 }
 
+/// A service that changes is not taken for one with a queue: the limit follows, and what it can do is used.
+#[test]
+fn whoever_learns_follows_a_service_that_changes() {
+    use disturbance::Disturbance::{FewerWorkers, Mix, Onset, Slower};
+    for protection in [Protection::Vegas, Protection::Edge] {
+        // (what happens, in its first five seconds, and in the rest)
+        for (case, first, rest) in [
+            (Onset, 0.98, 0.97),
+            (FewerWorkers, 0.85, 0.93),
+            (Slower, 0.75, 0.9),
+            (Mix, 0.85, 0.95),
+        ] {
+            for k in [16, 64] {
+                let mut sums = (0.0, 0.0);
+                for seed in 201..207 {
+                    let server = case.server(k, Spread::Exponential);
+                    let site = protection.protect(seed, server);
+                    let judged = case.run(server, site, |_, _| {});
+                    sums.0 += judged[0].goodput / 6.0;
+                    sums.1 += judged[1].goodput / 6.0;
+                }
+                let about = format!("{protection:?}, {case:?}, {k}: {sums:.3?}");
+                println!("{about}");
+                assert!(sums.0 >= first && sums.1 >= rest, "{about}");
+            }
+        }
+    }
+}
+
 #[test]
 fn markdown_has_every_table() {
     for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6, 1]) {

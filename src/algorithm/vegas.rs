@@ -31,34 +31,44 @@
 //!
 //! # How the baseline stays true
 //! A baseline taken under load contains the queue, and a limit that trusts it never finds out. So every
-//! few windows, and whenever the limit has fallen by much, the limit **dips**: for a few round trips it is
-//! three quarters of what is needed to keep the service busy. Requests admitted *while so few were in
+//! few windows, and before a limit is cut by a baseline that was never verified, the limit **dips**: for a few round
+//! trips it is three quarters of what is needed to keep the service busy. Requests admitted *while so few were in
 //! flight* did not wait; their mean is the new baseline. They are told by what was in flight when they
 //! were admitted, not by when they complete: of those that complete during a dip the short ones would be
 //! too many. If the baseline falls by much, the next dip follows at once and deeper, until it falls no
-//! more. A dip is shallow and rare enough (one in 4 windows while the baseline is in doubt, one in 32 when
+//! more. A dip is shallow and rare enough (one in 8 windows while the baseline is in doubt, one in 32 when
 //! it is confirmed again and again) to cost 1 % of the throughput, or 2 % where a few workers have very
 //! uneven requests. It ends early when the service falls idle. Requests that happen to find the service half
 //! idle count as well, so at night no dip is needed.
 //!
-//! A window whose mean is far *below* the baseline also corrects it, but only if the next one says the same.
-//! After a sudden rush, and after each step up, the short requests complete first, and such a window's mean
-//! is far too low: taken for the baseline at once, it makes the law see a queue that is not there, and hold
-//! the limit at a fraction of what the service can do.
+//! A window whose mean is far *below* the baseline also corrects it, but only if the next one says the same, and if
+//! what is in flight says it too. After a sudden rush, and after each step up, the short requests complete first, and
+//! such a window's mean is far too low: taken for the baseline at once, it makes the law see a queue that is not
+//! there, and hold the limit at a fraction of what the service can do. For the same reason the first baseline is what
+//! was in flight, divided by the rate.
 //!
-//! # What it passes over
-//! When nothing completes for long, the service stood still (`stall.rs`). What was in flight then took long, and that is
-//! no queue.
+//! # How it recovers
+//! - It remembers the **knee**, how many requests keep the service busy (`knee.rs`).
+//! - If the limit is to be cut although less than the knee is at work, that is in **doubt**: a service that has become
+//!   slower looks like one with a queue. A dip decides before anything is cut (`doubt.rs`).
+//! - When nothing completes for long, the service stood still (`stall.rs`). What was in flight then took long, and that is
+//!   no queue.
+//! - While there is room, the limit grows to twice the knee and a little more, not further.
 //!
 //! # What it cannot do
-//! - Several limiters in front of one service do not know of each other. From about four on, none of
-//!   them can drain by its own dip the queue that the others hold up, each takes it for the baseline, and
-//!   the limits drift up. Give each a `max` (`.limits(…)`) of its share of what the service can do, or
+//! - Several limiters in front of one service do not know of each other. None of them can drain by its own dip the queue
+//!   that the others hold up, each takes it for the baseline, and the limits drift up. In front of 64 workers of 50 ms, at
+//!   twice their capacity, one limiter settles at 74, two at 118 together, four at 295 and eight at 1198, which is 42, 76,
+//!   214 and 784 ms for half of the requests. Give each a `max` (`.limits(…)`) of its share of what the service can do, or
 //!   use [`Aimd`](super::aimd::Aimd), which goes by failures.
+//! - A request that waits for news for half a minute and needs no worker looks like slow work. Let such requests
+//!   [pass by](crate::bypass).
 //! - A service that gets slower with each request although none waits (a contended lock) looks like one
 //!   with a queue.
 
 mod baseline;
+mod doubt;
+mod knee;
 mod stall;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
@@ -66,7 +76,9 @@ mod tests;
 use std::time::Duration;
 
 use self::{
-    baseline::{Baseline, Mean, Verdict},
+    baseline::{Baseline, FEWEST, Mean, Verdict},
+    doubt::Doubt,
+    knee::Knee,
     stall::Stall,
 };
 use super::{
@@ -79,8 +91,6 @@ const SHORTEST_WINDOW: f64 = 0.1;
 /// A window that is this old closes with [`FEWEST`] samples, so that a low rate and a limit far above
 /// what is used adapt too.
 const LONGEST_WINDOW: f64 = 5.0;
-/// The fewest samples that a mean is taken of.
-const FEWEST: f64 = 16.0;
 /// A window has this many samples for each that may be in flight: four round trips of a full service.
 const WINDOW_ROUNDS: f64 = 4.0;
 /// The same while the limit grows: the estimate need not be good, only soon.
@@ -112,18 +122,18 @@ const USED: f64 = 0.5;
 
 /// A dip's depth: so shallow that it costs nothing, so deep that a baseline a third too high is found out.
 const DIP: f64 = 0.75;
-/// The depth of the next one when a dip has just found the baseline too high.
+/// The depth of one that is to find what a shallow one would not: after one that has just found the baseline too high,
+/// and in doubt. When half of the workers are gone, three quarters of the knee still wait.
 const NEXT_DIP: f64 = 0.5;
-/// A dip collects this many samples for each that may be in flight, times ν,
-const DIP_ROUNDS: f64 = 4.0;
+/// A dip collects this many samples for each that may be in flight in it (with 4, one run in eight leaves a service of
+/// four workers that slows down under load below 90 %),
+const DIP_ROUNDS: f64 = 5.0;
+/// but no fewer than this, all times ν,
+const FEWEST_IN_DIP: f64 = 32.0;
 /// and is at least this long.
 const SHORTEST_DIP: f64 = 0.025;
 /// Windows between dips: the first when the baseline is new, doubling while it is confirmed.
-const DIP_EVERY: (f64, f64) = (4.0, 32.0);
-/// A limit that has fallen below this share of what it was at the last dip, and by a little more,
-const VERIFY: f64 = 0.85;
-/// is verified by a dip at once.
-const VERIFY_SLACK: f64 = 2.0;
+const DIP_EVERY: (f64, f64) = (8.0, 32.0);
 /// For so many windows after a dip, requests that were admitted in it still complete and count for it.
 const STRAGGLERS: f64 = 4.0;
 
@@ -168,11 +178,14 @@ pub struct Vegas {
     bounds: Bounds,
     /// Windows since the baseline was last verified,
     since: f64,
-    /// after how many it is verified again,
+    /// and after how many it is verified again.
     interval: f64,
-    /// and the limit then.
-    verified_at: f64,
     stall: Stall,
+    knee: Knee,
+    /// The dip that goes on is one in doubt.
+    doubt: Option<Doubt>,
+    /// The limit when there last was no queue that was too long.
+    calm: f64,
     report: Report,
 }
 
@@ -242,8 +255,10 @@ impl Vegas {
             low: false,
             since: 0.0,
             interval: DIP_EVERY.0,
-            verified_at: limit,
             stall: Stall::default(),
+            knee: Knee::default(),
+            doubt: None,
+            calm: limit,
             report: Report::default(),
         };
         vegas.window_needs = vegas.window_needs();
@@ -257,9 +272,15 @@ impl Vegas {
         (rounds * self.limit).max(FEWEST) * self.base.variation().max(1.0)
     }
 
-    /// How many samples a measurement of the baseline needs.
-    fn dip_needs(&self) -> f64 {
-        (DIP_ROUNDS * self.limit).max(FEWEST) * self.base.variation()
+    /// How many samples a measurement of the baseline needs, of requests that were let in with at most `level` in flight.
+    fn dip_needs(&self, rounds: f64, level: f64) -> f64 {
+        (rounds * level).max(FEWEST_IN_DIP) * self.base.variation()
+    }
+
+    /// The middle between α and β, as far as it is known without a window.
+    fn middle(&self) -> f64 {
+        (ALPHA + BETA) / 2.0 * (1.0 + self.base.variation())
+            + (ALPHA_SHARE + BETA_SHARE) / 2.0 * self.limit
     }
 
     /// A whole number, and no less than the limit may be.
@@ -310,7 +331,7 @@ impl Vegas {
     fn watch(&mut self, dip: Dip, now: f64) {
         self.dip = Some(Dip { last: now, ..dip });
         let lasted = now - dip.since;
-        let (measured, needs) = (self.unqueued.n, self.dip_needs());
+        let (measured, needs) = (self.unqueued.n, self.dip_needs(DIP_ROUNDS, dip.level));
         if measured >= needs && lasted >= SHORTEST_DIP
             || self.window.failures > needs
             || measured >= FEWEST && lasted > LONGEST_WINDOW
@@ -330,7 +351,6 @@ impl Vegas {
         self.dipping = false;
         self.dipped = true;
         self.since = 0.0;
-        self.verified_at = self.limit;
         self.window = Collected::from(now);
         if dip.level < self.limit {
             self.report.moved = Some(Moved::ProbeOver);
@@ -345,7 +365,6 @@ impl Vegas {
         });
         self.dipping = true;
         self.gate = level;
-        self.verified_at = self.limit;
         if level < self.limit {
             self.report.moved = Some(Moved::Probe);
         }
@@ -367,7 +386,6 @@ impl Vegas {
             let share = window.failures / n;
             self.move_to(self.limit * (1.0 - FAILURE_GAIN * share), Moved::Failures);
             self.run = 0;
-            self.verified_at = self.limit;
         } else if self.phase == Phase::Warm {
             self.phase = Phase::Running;
             self.unqueued = Mean::default();
@@ -379,7 +397,9 @@ impl Vegas {
 
     fn judge(&mut self, now: f64, lasted: f64, window: &Collected) {
         let (rate, rtt) = (window.rtt.n / lasted, window.rtt.mean());
-        let fell = self.verify(&window.rtt);
+        let in_flight = window.in_flight / window.rtt.n;
+        // Little's law counts requests that have not completed.
+        let fell = self.verify(&window.rtt, ((in_flight - 1.0) / rate).max(rtt));
         self.stall.window(rate, self.base.variation());
 
         let queue = rate * (rtt - self.base.mean);
@@ -390,11 +410,13 @@ impl Vegas {
         let beta = BETA * waits + BETA_SHARE * self.limit + BETA_ERRORS * error;
         let middle = (alpha + beta) / 2.0;
 
+        // What is at work, by the rate, and by what does not wait.
+        let serving = (rate * self.base.mean).min(self.limit);
+        let used = in_flight - queue.max(0.0);
         // What is in flight when nothing waits: the limit without the queue. Right after a stall the queue seems longer
         // than the limit, so it is no less than what the rate says is at work.
-        let serving = (rate * self.base.mean).min(self.limit);
         let busy = (self.limit - queue.clamp(0.0, self.limit)).max(serving);
-        let level = self.floor(DIP * busy.min(window.in_flight / window.rtt.n));
+        let level = self.floor(DIP * busy.min(in_flight));
         self.gate = match self.dip {
             Some(dip) if self.since < STRAGGLERS => level.max(dip.level),
             _ => level,
@@ -403,9 +425,13 @@ impl Vegas {
             reported.mean_rtt = seconds(rtt);
             reported.queued = queue.max(0.0);
         }
+        if queue <= beta {
+            self.calm = self.limit;
+        }
 
         if (window.peak as f64) < USED * self.limit {
             self.run = FIRST_RUN; // the service was not tried
+            self.knee.at_least(used);
             return;
         }
         let mut dip_to = level;
@@ -413,35 +439,47 @@ impl Vegas {
             // What was taken for the service's own time was its queue: back to where none is.
             self.run = 0;
             dip_to = self.floor(NEXT_DIP * busy);
+            self.knee.at = self.knee.at.min(busy);
             self.move_to((busy + middle).min(self.limit), Moved::Queue);
-            self.verified_at = self.limit;
         } else if queue < alpha {
+            self.knee.at_least(used);
             let step = f64::from(1_u32 << self.run.min(LONGEST_RUN));
             let step = step.min(MOST_UP * self.limit).max(1.0);
             self.run += 1;
-            self.move_to(self.limit + step, Moved::Room);
+            let most = self.knee.idle_limit(self.base.variation());
+            self.move_to((self.limit + step).min(most.max(self.limit)), Moved::Room);
+        } else if queue <= beta {
+            self.run = 0;
+            self.knee.follow(serving);
         } else {
             self.run = 0;
-            if queue > beta {
-                let step = (GAIN * (queue - middle)).min(MOST_DOWN * self.limit);
-                self.move_to(self.limit - step, Moved::Queue);
+            if self.doubts(n, lasted, in_flight) {
+                return self.start_doubt(now, self.knee.at.min(self.limit), rate, in_flight);
             }
+            // It does not fall while the queue is too long, or it would follow the limit down.
+            if serving > self.knee.at {
+                self.knee.follow(serving);
+            }
+            let step = (GAIN * (queue - middle)).min(MOST_DOWN * self.limit);
+            self.move_to(self.limit - step, Moved::Queue);
         }
         self.since += 1.0;
-        if self.since >= self.interval
-            || self.limit < VERIFY * self.verified_at - VERIFY_SLACK
+        let unverified = !self.base.is_verified() && queue >= alpha;
+        if unverified
+            || self.since >= self.interval
             || fell && self.dip.is_some_and(|dip| dip.level > 1.0)
         {
             self.start_dip(now, dip_to);
         }
     }
 
-    /// Brings the baseline up to date. Says whether a dip has found it to be much too high.
-    fn verify(&mut self, window: &Mean) -> bool {
+    /// Brings the baseline up to date by a window in which requests took `rtt`. Says whether a dip has found it to be
+    /// much too high.
+    fn verify(&mut self, window: &Mean, rtt: f64) -> bool {
         if !self.base.is_known() {
-            self.base.start_with(window);
+            self.base.start_with(window, rtt);
         }
-        let low = self.base.is_above(window);
+        let low = self.base.is_above(rtt, window.n);
         if low && self.low {
             // Under load it is faster than it was thought to be without.
             self.base.lower_to(window);
@@ -450,8 +488,11 @@ impl Vegas {
         }
         self.low = low && !self.low;
         let dipped = std::mem::take(&mut self.dipped);
-        let enough = self.unqueued.n >= self.dip_needs() || dipped && self.unqueued.n >= FEWEST;
-        enough && self.rebase() == Verdict::Fell && dipped
+        let needs = match dipped {
+            true => FEWEST,
+            false => self.dip_needs(DIP_ROUNDS, self.gate),
+        };
+        self.unqueued.n >= needs && self.rebase() == Verdict::Fell && dipped
     }
 
     /// Takes what was measured into the baseline.
@@ -462,7 +503,6 @@ impl Vegas {
             Verdict::InDoubt | Verdict::Rose | Verdict::Fell => DIP_EVERY.0,
         };
         self.since = 0.0;
-        self.verified_at = self.limit;
         verdict
     }
 }
@@ -492,7 +532,13 @@ impl Limit for Vegas {
             self.window.start = now - rtt;
         }
         if self.stall.ends(now, rtt) && self.dipping {
+            if let Some(doubt) = &mut self.doubt {
+                doubt.begin_again(now);
+            }
             return;
+        }
+        if let (true, Some(_), Some(dip)) = (self.dipping, &self.doubt, self.dip) {
+            return self.watch_doubt(dip, now, sample.outcome == Outcome::Failure);
         }
         if !self.dipping && self.stall.held_up(now, rtt) {
             self.window = Collected::from(now);
@@ -534,10 +580,16 @@ impl Limit for Vegas {
             return;
         };
         let now = now.as_secs_f64();
+        if let Some(doubt) = &mut self.doubt {
+            doubt.admitted(now, in_flight);
+        }
         // With one or two in flight a service is idle all the time, between one request and the next.
         let idle = in_flight <= 1 && now - dip.last >= SHORTEST_WINDOW;
         if idle || now - dip.since > self.longest_dip() {
-            self.end_dip(dip, now);
+            match self.doubt {
+                Some(_) => self.end_doubt(dip, now),
+                None => self.end_dip(dip, now),
+            }
         }
     }
 

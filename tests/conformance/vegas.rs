@@ -1,6 +1,10 @@
 //! The default law, by the numbers of the simulation that it comes from.
 
-use std::time::Duration;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    time::Duration,
+};
 
 use tower_backpressure::adaptive_concurrency::{Bounds, Limit, Outcome, Sample, Vegas};
 
@@ -51,8 +55,8 @@ fn v1_it_ramps_up_while_the_time_stays_the_same() {
         (375, 28),
         (572, 42),
         (769, 63),
-        (966, 47),
-        (1155, 94),
+        (966, 94),
+        (1163, 141),
     ];
     check(20, &samples, &limits, 10);
 }
@@ -86,30 +90,6 @@ fn v3_exactly_half_in_use_counts_as_used() {
         (629, 28),
     ];
     check(20, &samples, &limits, 10);
-}
-
-#[test]
-fn v4_a_queue_appears() {
-    let samples = [
-        times(900, 0.00026, 0.01, 19, Outcome::Success),
-        times(3000, 0.00026, 0.014, FULL, Outcome::Success),
-    ]
-    .concat();
-    let limits = [
-        (1, 40),
-        (348, 40),
-        (733, 40),
-        (1118, 37),
-        (1503, 27), // three quarters of what the rate says is at work
-        (1600, 31),
-        (2012, 32),
-        (2397, 34),
-        (2782, 38),
-        (3167, 28),
-        (3264, 46),
-        (3677, 62),
-    ];
-    check(40, &samples, &limits, 14);
 }
 
 #[test]
@@ -207,58 +187,20 @@ fn v7_the_baseline_follows_where_the_limit_is_not_used() {
 
 #[test]
 fn v8_a_low_rate() {
-    let samples = times(96, 0.333, 0.3, 4, Outcome::Success);
-    let limits = [(1, 6), (16, 6), (32, 9), (48, 9), (64, 9), (80, 9), (96, 9)];
-    check(6, &samples, &limits, 300);
-}
-
-#[test]
-fn v9_a_service_that_gets_ten_times_slower_is_not_taken_for_a_queue() {
-    let samples = [
-        times(400, 0.0021, 0.01, FULL, Outcome::Success),
-        times(2200, 0.0126, 0.1, FULL, Outcome::Success),
-    ]
-    .concat();
-    let limits = [
-        (1, 8),
-        (44, 8),
-        (92, 12),
-        (140, 18),
-        (188, 27),
-        (236, 20),
-        (317, 40),
-        (398, 60),
-        (490, 59),
-        (729, 58),
-        (964, 57),
-        (1194, 56),
-        (1419, 54),
-        (1639, 53),
-        (1854, 34),
-        (1959, 52),
-        (2202, 53),
-        (2282, 55),
-        (2365, 59),
-        (2454, 44),
-        (2589, 67),
-    ];
-    check(8, &samples, &limits, 100);
+    // One is in flight all the time, so a request finds another one there, and takes as long as it is to the next.
+    let samples = times(96, 0.333, 0.3, 2, Outcome::Success);
+    check(3, &samples, &[(1, 3), (32, 4)], 333);
 }
 
 #[test]
 fn v10_the_maximum() {
-    let samples = times(20000, 0.00011, 0.01, FULL, Outcome::Success);
+    let samples = times(95_000, 0.0000101, 0.01, FULL, Outcome::Success);
     let limits = [
         (1, 990),
-        (3960, 990),
-        (7920, 998),
-        (9417, 1000),
-        (10917, 1000),
-        (12417, 750),
-        (14417, 1000),
-        (16667, 1000),
-        (18167, 1000),
-        (19667, 1000),
+        (18813, 998),
+        (28714, 1000),
+        (88120, 750),
+        (90596, 1000),
     ];
     check(990, &samples, &limits, 10);
 }
@@ -273,4 +215,199 @@ fn v11_a_stall_is_no_queue() {
     ]
     .concat();
     check(20, &samples, &[(1, 20), (191, 28)], 10);
+}
+
+/// A service in which there are always as many requests as the limit allows. Its workers take them first come first
+/// served, and no two of them take the same time. Nothing is left to chance.
+struct ClosedLoop {
+    law: Vegas,
+    now: u64,
+    workers: usize,
+    /// How long a request takes on average.
+    mean: u64,
+    /// So long it takes after its work, when it no longer has a worker.
+    outside: u64,
+    admitted: u64,
+    in_flight: usize,
+    waiting: VecDeque<Admitted>,
+    /// By when they are done, and by when they were begun.
+    working: BinaryHeap<Reverse<(u64, u64, Admitted)>>,
+    /// Those that are done but for what is outside.
+    leaving: VecDeque<(u64, Admitted)>,
+    begun: u64,
+}
+
+/// Its number, when it was admitted, and how many were in flight then.
+type Admitted = (u64, u64, usize);
+
+const MS: u64 = 1_000_000;
+
+impl ClosedLoop {
+    fn new(workers: usize, mean: u64) -> Self {
+        Self {
+            law: Vegas::new(Bounds::new(1, 20, 1000)),
+            now: 0,
+            workers,
+            mean,
+            outside: 0,
+            admitted: 0,
+            in_flight: 0,
+            waiting: VecDeque::new(),
+            working: BinaryHeap::new(),
+            leaving: VecDeque::new(),
+            begun: 0,
+        }
+    }
+
+    /// Fills what the limit leaves free, and what workers are free.
+    fn fill(&mut self) {
+        while self.in_flight < self.law.limit() {
+            self.in_flight += 1;
+            if self.law.is_probing() {
+                let now = Duration::from_nanos(self.now);
+                self.law.admitted(now, self.in_flight);
+            }
+            self.waiting
+                .push_back((self.admitted, self.now, self.in_flight));
+            self.admitted += 1;
+        }
+        while self.working.len() < self.workers {
+            let Some(next) = self.waiting.pop_front() else {
+                return;
+            };
+            // From half of the mean to one and a half times that.
+            let takes = self.mean * (500 + 7919 * next.0 % 1000) / 1000;
+            self.begun += 1;
+            self.working
+                .push(Reverse((self.now + takes, self.begun, next)));
+        }
+    }
+
+    /// Runs for a while. Gives the least and the largest limit that it saw, but for dips, and the share of the time in
+    /// which workers worked.
+    fn run(&mut self, lasting: u64) -> (usize, usize, f64) {
+        let (begin, end) = (self.now, self.now + lasting);
+        let (mut least, mut most, mut worked) = (usize::MAX, 0, 0.0);
+        self.fill();
+        loop {
+            let done = (self.working.peek()).map_or(u64::MAX, |Reverse((at, ..))| *at);
+            let left = self.leaving.front().map_or(u64::MAX, |(at, _)| *at);
+            let next = done.min(left).min(end);
+            worked += self.working.len() as f64 * (next - self.now) as f64;
+            self.now = next;
+            if next == end {
+                let possible = self.workers as f64 * (end - begin) as f64;
+                return (least, most, worked / possible);
+            }
+            if done == next {
+                let Reverse((_, _, it)) = self.working.pop().expect("it is done");
+                self.leaving.push_back((next + self.outside, it));
+            }
+            while self.leaving.front().is_some_and(|(at, _)| *at <= next) {
+                let (_, (_, since, in_flight)) = self.leaving.pop_front().expect("it leaves");
+                self.in_flight -= 1;
+                self.law.sample(&Sample {
+                    now: Duration::from_nanos(next),
+                    rtt: Duration::from_nanos(next - since),
+                    in_flight,
+                    outcome: Outcome::Success,
+                    full: in_flight >= self.law.limit(),
+                });
+            }
+            if !self.law.is_probing() {
+                least = least.min(self.law.limit());
+                most = most.max(self.law.limit());
+            }
+            self.fill();
+        }
+    }
+
+    /// All workers stand still for a while.
+    fn stall(&mut self, lasting: u64) {
+        self.now += lasting;
+        let working = std::mem::take(&mut self.working).into_iter();
+        self.working =
+            (working.map(|Reverse((at, begun, it))| Reverse((at + lasting, begun, it)))).collect();
+    }
+
+    fn baseline_ms(&self) -> f64 {
+        let baseline = self.law.report().baseline.expect("it was measured");
+        1000.0 * baseline.as_secs_f64()
+    }
+}
+
+#[track_caller]
+fn assert_within(value: f64, least: f64, most: f64) {
+    assert!((least..=most).contains(&value), "{value}");
+}
+
+#[test]
+fn c1_a_few_more_than_there_are_workers() {
+    let mut all = ClosedLoop::new(16, 10 * MS);
+    all.run(3000 * MS);
+    let (least, most, worked) = all.run(7000 * MS);
+    assert_within(least as f64, 17.0, 19.0);
+    assert_within(most as f64, 18.0, 21.0);
+    assert_within(worked, 0.98, 1.0);
+    assert_within(all.baseline_ms(), 9.8, 10.2);
+}
+
+#[test]
+fn c2_a_quarter_of_the_workers_is_left() {
+    let mut all = ClosedLoop::new(16, 10 * MS);
+    all.run(3000 * MS);
+    all.workers = 4;
+    all.run(1500 * MS);
+    let (least, most, worked) = all.run(3000 * MS);
+    assert_within(least as f64, 4.0, 7.0);
+    assert_within(most as f64, 5.0, 9.0);
+    assert_within(worked, 0.97, 1.0);
+    assert_within(all.baseline_ms(), 9.5, 11.0);
+}
+
+#[test]
+fn c3_a_service_that_gets_ten_times_slower_is_not_taken_for_a_queue() {
+    let mut all = ClosedLoop::new(16, 10 * MS);
+    all.run(3000 * MS);
+    all.mean = 100 * MS;
+    let (least, most, worked) = all.run(10_000 * MS);
+    assert_within(least as f64, 14.0, 20.0);
+    assert_within(most as f64, 17.0, 24.0);
+    assert_within(worked, 0.9, 1.0);
+    assert_within(all.baseline_ms(), 95.0, 105.0);
+}
+
+#[test]
+fn c4_a_stall_moves_nothing() {
+    let mut all = ClosedLoop::new(16, 10 * MS);
+    all.run(3000 * MS);
+    all.stall(500 * MS);
+    let (least, most, worked) = all.run(2000 * MS);
+    assert_within(least as f64, 17.0, 19.0);
+    assert_within(most as f64, 18.0, 21.0);
+    assert_within(worked, 0.98, 1.0);
+}
+
+#[test]
+fn c5_fewer_workers_that_are_slower_as_well() {
+    let mut all = ClosedLoop::new(16, 10 * MS);
+    all.run(3000 * MS);
+    (all.workers, all.mean) = (4, 40 * MS);
+    all.run(4000 * MS);
+    let (least, most, worked) = all.run(6000 * MS);
+    assert_within(least as f64, 4.0, 7.0);
+    assert_within(most as f64, 5.0, 9.0);
+    assert_within(worked, 0.95, 1.0);
+    assert_within(all.baseline_ms(), 38.0, 44.0);
+}
+
+#[test]
+fn c6_time_outside_the_workers_is_no_queue() {
+    let mut all = ClosedLoop::new(16, 10 * MS);
+    all.run(3000 * MS);
+    all.outside = 10 * MS;
+    all.run(2000 * MS);
+    let (_, _, worked) = all.run(5000 * MS);
+    assert_within(worked, 0.97, 1.0);
+    assert_within(all.baseline_ms(), 19.0, 21.0);
 }

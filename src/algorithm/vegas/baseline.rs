@@ -8,8 +8,13 @@ const SIGNIFICANT: f64 = 0.2;
 const SIGNIFICANT_ERRORS: f64 = 3.0;
 /// with this weight.
 const WEIGHT: f64 = 0.2;
+/// One that was not measured in a dip has changed if it is too high by this share: it was taken under load.
+const UNVERIFIED: f64 = 0.1;
 /// A baseline with a standard error above this share of it is in doubt.
 const VAGUE: f64 = 0.08;
+
+/// The fewest samples that a mean is taken of.
+pub(super) const FEWEST: f64 = 16.0;
 
 /// Samples of which the mean and the variance are wanted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,15 +75,27 @@ impl Baseline {
         }
     }
 
-    pub(super) fn start_with(&mut self, window: &Mean) {
-        self.mean = window.mean();
-        self.variance = window.variance();
-        self.error = 1.0 / window.n;
+    /// Whether it was measured while nothing waited, and not only taken from a window.
+    pub(super) fn is_verified(&self) -> bool {
+        self.batches > 0.0
     }
 
-    /// Whether it is much too high for that window.
-    pub(super) fn is_above(&self, window: &Mean) -> bool {
-        self.is_significant(self.mean - window.mean(), self.variance / window.n)
+    /// Takes the first window, in which requests took `rtt`: more than its mean if long ones have not completed.
+    pub(super) fn start_with(&mut self, window: &Mean, rtt: f64) {
+        self.set(window);
+        self.variance *= (rtt / self.mean).powi(2);
+        self.mean = rtt;
+    }
+
+    fn set(&mut self, measured: &Mean) {
+        self.mean = measured.mean();
+        self.variance = measured.variance();
+        self.error = 1.0 / measured.n;
+    }
+
+    /// Whether it is much too high for a mean of so many.
+    pub(super) fn is_above(&self, mean: f64, n: f64) -> bool {
+        self.is_significant(self.mean - mean, self.variance / n)
     }
 
     /// Takes the window's mean in its place. How much requests differ, a loaded window does not tell.
@@ -88,12 +105,28 @@ impl Baseline {
         self.batches = 1.0;
     }
 
+    /// Takes a mean of so many in its place, and says what that made of it. How much requests differ, relative to the
+    /// mean, stays.
+    pub(super) fn replace(&mut self, mean: f64, n: f64) -> Verdict {
+        let off = mean / self.mean - 1.0;
+        self.variance *= (mean / self.mean).powi(2);
+        self.mean = mean;
+        self.error = 1.0 / n;
+        self.batches = 1.0;
+        match off {
+            off if off > SIGNIFICANT => Verdict::Rose,
+            off if off < -SIGNIFICANT => Verdict::Fell,
+            _ => Verdict::Confirmed,
+        }
+    }
+
     /// Takes a measurement in.
     pub(super) fn take_in(&mut self, measured: &Mean) -> Verdict {
         let (mean, variance) = (measured.mean(), measured.variance());
         let off = mean - self.mean;
-        if self.is_significant(off.abs(), self.variance.max(variance) / measured.n) {
-            self.start_with(measured);
+        let changed = self.is_significant(off.abs(), self.variance.max(variance) / measured.n);
+        if changed || !self.is_verified() && off < -UNVERIFIED * self.mean {
+            self.set(measured);
             self.batches = 1.0;
             return if off < 0.0 {
                 Verdict::Fell

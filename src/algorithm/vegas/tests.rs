@@ -35,16 +35,7 @@ fn the_limit_is_exact_to_the_last_digit_of_the_vectors() {
     use Outcome::{Failure, Success};
     type Segment = (usize, f64, f64, usize, Outcome);
     let cases: &[(usize, &[Segment], f64, f64)] = &[
-        (20, &[(1200, 0.00051, 0.01, 0, Success)], 94.5, 0.01),
-        (
-            40,
-            &[
-                (900, 0.00026, 0.01, 19, Success),
-                (3000, 0.00026, 0.014, 0, Success),
-            ],
-            62.551504,
-            0.014,
-        ),
+        (20, &[(1200, 0.00051, 0.01, 0, Success)], 141.75, 0.01),
         (
             32,
             &[
@@ -54,15 +45,6 @@ fn the_limit_is_exact_to_the_last_digit_of_the_vectors() {
             ],
             115.330078,
             0.01,
-        ),
-        (
-            8,
-            &[
-                (400, 0.0021, 0.01, 0, Success),
-                (2200, 0.0126, 0.1, 0, Success),
-            ],
-            67.249457,
-            0.1,
         ),
     ];
     for (initial, segments, limit, base) in cases {
@@ -115,19 +97,16 @@ fn one_window_that_is_far_too_fast_does_not_move_the_baseline() {
     let windows = |rtts: &[f64]| {
         // Nothing but the windows speaks of the baseline: more is always in flight than the gate lets pass.
         let (mut vegas, mut now) = (Vegas::new(Bounds::new(40, 40, 40)), 0.0);
-        feed(
-            &mut vegas,
-            &mut now,
-            1000,
-            0.001,
-            0.01,
-            40,
-            Outcome::Success,
-        );
+        let mut feed = |vegas: &mut Vegas, rtt: f64| {
+            feed(vegas, &mut now, 1, rtt / 40.0, rtt, 41, Outcome::Success);
+        };
+        while vegas.phase != Phase::Running {
+            feed(&mut vegas, 0.01);
+        }
         for &rtt in [0.01].iter().chain(rtts) {
             let before = vegas.report.window;
             while vegas.report.window == before {
-                feed(&mut vegas, &mut now, 1, 0.001, rtt, 41, Outcome::Success);
+                feed(&mut vegas, rtt);
             }
         }
         (vegas.base.mean * 1e6).round() / 1e6
@@ -185,13 +164,13 @@ fn what_fails_after_a_dip_is_passed_over_like_what_succeeds() {
     }
     feed(&mut vegas, &mut now, 20, 0.3, 0.01, 0, Outcome::Failure);
     assert_eq!(vegas.report().moved, Some(Moved::ProbeOver));
-    feed(&mut vegas, &mut now, 200, 0.3, 0.01, 0, Outcome::Failure);
+    feed(&mut vegas, &mut now, 500, 0.3, 0.01, 0, Outcome::Failure);
     assert_eq!(vegas.report().moved, Some(Moved::Failures));
 }
 
 #[test]
 fn a_baseline_that_is_in_doubt_is_measured_again_soon() {
-    /// Windows to the next dip, after 8, when against a baseline of 1 `n` samples have this mean.
+    /// Windows to the next dip, after 16, when against a baseline of 1 `n` samples have this mean.
     fn interval(error: f64, mean: f64, n: f64) -> f64 {
         let base = Baseline {
             mean: 1.0,
@@ -205,7 +184,7 @@ fn a_baseline_that_is_in_doubt_is_measured_again_soon() {
             squares: n * (mean * mean + 1.0),
         };
         let mut vegas = Vegas {
-            interval: 8.0,
+            interval: 16.0,
             base,
             unqueued,
             ..Vegas::default()
@@ -213,16 +192,62 @@ fn a_baseline_that_is_in_doubt_is_measured_again_soon() {
         assert_ne!(vegas.rebase(), Verdict::Fell);
         vegas.interval
     }
-    assert_eq!(interval(0.0001, 1.05, 1000.0), 16.0, "it is confirmed");
-    assert_eq!(interval(0.0001, 1.5, 1000.0), 4.0, "it has changed");
+    assert_eq!(interval(0.0001, 1.05, 1000.0), 32.0, "it is confirmed");
+    assert_eq!(interval(0.0001, 1.5, 1000.0), 8.0, "it has changed");
     assert_eq!(
         interval(0.0001, 1.26, 100.0),
-        4.0,
+        8.0,
         "it is off by much, but that may be chance"
     );
     assert_eq!(
         interval(0.02, 1.05, 40.0),
-        4.0,
+        8.0,
         "it is not off, but few samples say so"
     );
+}
+
+#[test]
+fn the_first_baseline_counts_what_has_not_completed() {
+    // Twenty are in flight, and those that complete first are short: 400 a second, so on average they take 47.5 ms.
+    let (mut vegas, mut now) = (Vegas::default(), 0.0);
+    while !vegas.base.is_known() {
+        feed(&mut vegas, &mut now, 1, 0.0025, 0.01, 0, Outcome::Success);
+    }
+    assert!((vegas.base.mean - 0.0475).abs() < 0.001, "{:?}", vegas.base);
+}
+
+#[test]
+fn a_baseline_that_was_taken_under_load_is_verified_before_the_limit_is_cut() {
+    let (mut vegas, mut now) = (Vegas::default(), 0.0);
+    while !vegas.base.is_known() {
+        feed(&mut vegas, &mut now, 1, 0.0005, 0.01, 0, Outcome::Success);
+    }
+    let limit = vegas.limit;
+    while !vegas.is_probing() {
+        feed(&mut vegas, &mut now, 1, 0.0007, 0.014, 0, Outcome::Success);
+    }
+    assert!(vegas.limit >= MOST_UP * limit && vegas.doubt.is_none());
+    assert_eq!(vegas.since, 2.0, "in the first window that has a queue");
+}
+
+#[test]
+fn a_baseline_that_was_never_measured_falls_sooner() {
+    let measured = Mean {
+        n: 100.0,
+        sum: 85.0,
+        squares: 100.0,
+    };
+    let mut base = Baseline {
+        mean: 1.0,
+        variance: 0.5,
+        batches: 1.0,
+        error: 0.001,
+    };
+    assert_eq!(base.take_in(&measured), Verdict::Confirmed);
+    base = Baseline {
+        mean: 1.0,
+        batches: 0.0,
+        ..base
+    };
+    assert_eq!(base.take_in(&measured), Verdict::Fell);
 }
