@@ -309,7 +309,7 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let mut now = Now::passed();
-        let outside = Waited::take_from(self.asked_by.take());
+        let outside = self.asked_by.take().and_then(Waited::take_from);
         if let Wait::PerhapsInVain(waited) = self.wait {
             self.wait = Wait::None;
             return self.call_perhaps_in_vain(request, waited, outside, now);

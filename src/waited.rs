@@ -64,9 +64,9 @@ impl Waited {
     /// A handler may call a client stack of its own within its `call`. The queue that the handler's request waited in does
     /// not poll that stack, and what it tells is not for it.
     #[inline]
-    pub(crate) fn take_from(queue: Option<LimiterId>) -> Option<Self> {
+    pub(crate) fn take_from(queue: LimiterId) -> Option<Self> {
         let (waited, by) = WAITED.take()?;
-        (queue == Some(by)).then_some(waited)
+        (queue == by).then_some(waited)
     }
 
     /// Tells an inner service that is called meanwhile.

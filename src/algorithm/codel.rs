@@ -166,7 +166,7 @@ impl CoDel {
     }
 
     /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).
-    #[inline]
+    #[inline(always)] // into `Ages::judge`: `instructions`, codel: 566 to 541
     pub(crate) fn enter(&mut self, now: u64, entry: &Entry) -> Verdict {
         let over = entry.age > self.settings.target;
         self.ages.note(entry.age);
