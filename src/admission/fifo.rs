@@ -93,7 +93,7 @@ impl Room for Fifo {
             return Next::Nobody;
         };
         self.granted = number;
-        scene.bounds.waits.record(scene.now.saturating_sub(since));
+        wakes.count(scene.now.saturating_sub(since), &scene.bounds.waits);
         wakes.push(waker);
         Next::Goes
     }

@@ -341,6 +341,7 @@ impl<R: Room> Gate<R> {
         let mut slow = lock(&self.slow);
         let handed_over = self.pass_on(&mut slow, completed, now, &mut wakes);
         drop(slow);
+        wakes.count_rest(&self.bounds.waits);
         match handed_over {
             true => wakes.wake(),
             false => self.free_and_wake(completed, wakes),
@@ -461,6 +462,7 @@ impl<R: Room> Gate<R> {
             folded |= self.fold(&mut slow);
             more = self.grant_free(&mut slow, now, &mut wakes);
             drop(slow);
+            wakes.count_rest(&self.bounds.waits);
             foreign.run(|| wakes.wake());
         }
         if folded {

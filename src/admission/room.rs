@@ -6,7 +6,7 @@
 
 use std::{task::Waker, time::Duration};
 
-use super::{bounds::Bounds, foreign::Foreign};
+use super::{bounds::Bounds, foreign::Foreign, waits::WaitCounts};
 use crate::observe::events::{self, LimitMoved};
 
 /// Decides who waits and who is next. [`Fifo`](super::fifo::Fifo) serves in order of arrival, [`Fair`](super::fair::Fair)
@@ -65,6 +65,8 @@ pub(crate) struct Wakes {
     // Nearly always there is one at most: no need to allocate for it.
     first: Option<Waker>,
     rest: Option<Box<Rest>>,
+    /// How long one has waited that goes, where that is yet to be counted: the lock is not held for that.
+    waited: Option<u64>,
 }
 
 #[derive(Default)]
@@ -105,6 +107,22 @@ impl Wakes {
         match self.first {
             None => self.first = Some(waker),
             Some(_) => self.rest.get_or_insert_default().wakers.push(waker),
+        }
+    }
+
+    /// The wait of one that goes is over.
+    #[inline]
+    pub(crate) fn count(&mut self, wait: u64, waits: &WaitCounts) {
+        if let Some(before) = self.waited.replace(wait) {
+            waits.record(before);
+        }
+    }
+
+    /// Counts what is yet to be counted. Not under the lock.
+    #[inline]
+    pub(crate) fn count_rest(&mut self, waits: &WaitCounts) {
+        if let Some(wait) = self.waited.take() {
+            waits.record(wait);
         }
     }
 
