@@ -348,7 +348,7 @@ impl<S, E, H> CoDel<S, E, H> {
         S: Clone,
         R: 'static,
     {
-        // What it has reserved goes back to whoever is next.
+        // What the inner service has reserved goes back to the next caller.
         self.inner = self.inner.clone();
         hand_back::give(request);
         ResponseFuture::refused(rejection)

@@ -190,7 +190,7 @@ impl AgeGate {
         }
     }
 
-    /// Admits a request that the inner service may reject in its call, or rejects it for its age. The law is told of it
+    /// Admits a request that the inner service may reject in its call, or rejects it for its age. The law learns of it
     /// when that is known, by [`passed`](Self::passed).
     #[cold]
     pub(crate) fn try_pass(

@@ -428,8 +428,8 @@ impl<R: Room> Gate<R> {
         slow.completed + self.load().completed()
     }
 
-    /// What the room is told of the gate: how many are in flight but for the one that it is asked about, and how many of
-    /// those in flight were admitted before.
+    /// Describes the gate to the room. `in_flight` is without the request that the room is asked about, `admitted` is how
+    /// many of those in flight were admitted before it.
     #[inline]
     pub(super) fn scene(
         &self,

@@ -33,7 +33,7 @@ pub(crate) trait Room {
     fn publish(&self, published: &Self::Published);
 }
 
-/// What a room is told of its gate.
+/// What a room knows of its gate.
 pub(crate) struct Scene<'a> {
     /// In nanoseconds of the gate's clock.
     pub(crate) now: u64,

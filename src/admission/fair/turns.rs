@@ -253,7 +253,7 @@ impl Gate<Fair<Turns>> {
             at: now,
             older: 0,
         };
-        // Whoever has the turn and uses it is in the way.
+        // A request that has the turn, and uses it, goes first.
         let alone = !room.has_next() && room.serves.unused(now) == room.serves.0.len();
         if !alone || !room.queue.may_run(arrival.tenant) {
             return self.wait(slow, arrival, now);
