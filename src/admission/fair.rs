@@ -375,7 +375,9 @@ impl<S: Serves> Fair<S> {
         let took = request.took(now);
         // Of what it had while others waited nothing is free, see `Charge::used`.
         let others_waited = match self.busy.has_begun_since(request.busy) {
-            true => (self.busy.total(now) - request.busy).min(took).max(1),
+            true => (self.busy.total(now).saturating_sub(request.busy))
+                .min(took)
+                .max(1),
             false => 0,
         };
         let charged = others_waited.saturating_mul(request.cost.get().into());
