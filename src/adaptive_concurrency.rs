@@ -44,7 +44,7 @@
 //! wait, and their mean is the baseline. If the limit would be cut although less is at work than kept the service busy
 //! before, a dip decides first whether there is a queue or the service has become slower. While nothing completes, nothing
 //! is learned. Failures are never timed, and more than a tenth of them shrink the
-//! limit. `src/algorithm/vegas.rs` has the whole law, with the reason of each constant.
+//! limit. `src/law/vegas.rs` has the whole law, with the reason of each constant.
 //!
 //! It needs some traffic: windows have at least 16 requests, and an estimate is as good as service times are
 //! even. What to expect at twice the load with exponential service times: a limit of about 8 in front of 4
@@ -111,7 +111,8 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use crate::algorithm::{
+pub use crate::classify::{ByResult, ByStatus, Classify, Outcome};
+pub use crate::law::{
     aimd::Aimd,
     gradient2::Gradient2,
     limit::{Bounds, Limit, Moved, Report, Sample, Window},
@@ -119,11 +120,13 @@ pub use crate::algorithm::{
     vegas::Vegas,
     windowed::Windowed,
 };
-pub use crate::classify::{ByResult, ByStatus, Classify, Outcome};
 use crate::{
     BoxError, Clock, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd,
     UntilResponse,
-    admission::{
+    clock::Now,
+    concurrency_limit::Acquire,
+    config::{AdaptiveConcurrencyConfig, Law},
+    gate::{
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
@@ -131,9 +134,6 @@ use crate::{
         handover::Handover,
         nested::LimiterId,
     },
-    clock::Now,
-    concurrency_limit::Acquire,
-    config::{AdaptiveConcurrencyConfig, Law},
     hold::sealed::Sealed,
     sync::Arc,
 };

@@ -98,14 +98,14 @@ pub(crate) use self::judging::Judging;
 pub use self::{config::CircuitBreakerConfig, judging::CircuitResponseFuture};
 use crate::{
     BoxError, ByResult, Classify, ConfigError, ResponseFuture,
-    admission::{
+    gate::{
         circuit::{Circuit, Pass},
         hand_back, shed,
     },
-    algorithm::breaker::After,
+    law::breaker::After,
     sync::Arc,
 };
-pub use crate::{admission::circuit::Snapshot, algorithm::breaker::State};
+pub use crate::{gate::circuit::Snapshot, law::breaker::State};
 
 /// Leaves a service alone that fails. See the [module](self) for all of it.
 ///

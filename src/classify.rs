@@ -2,7 +2,7 @@
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header::RETRY_AFTER};
 
-pub use crate::algorithm::limit::Outcome;
+pub use crate::law::limit::Outcome;
 use crate::{BoxError, Overloaded};
 
 /// Made once: a name in a string is parsed each time that it is looked for.

@@ -71,7 +71,7 @@
 //! load takes it from 64 to 1, where nothing is answered in time; and a minute after the load has gone it
 //! is there still (`tests/conformance/codel.rs` has it). What is different here is that nothing waits for
 //! this limit, that waits for another one do not count against it, that a queue that stands is cut at
-//! once instead of in steps of five seconds, and that a narrowing is a trial. `src/algorithm/codel.rs`
+//! once instead of in steps of five seconds, and that a narrowing is a trial. `src/law/codel.rs`
 //! has the whole law.
 //!
 //! With the layers of this crate in front of a simulated server, at 1.2 to 10 times the load that it can
@@ -135,18 +135,18 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::config::CoDelConfig;
-pub use crate::admission::age_gate::Snapshot;
+pub use crate::gate::age_gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
-    admission::{
+    clock::{self, Clock, Now},
+    gate::{
         age_gate::AgeGate,
         hand_back,
         handover::{Handover, KeptBack},
         nested::LimiterId,
         shed,
     },
-    clock::{self, Clock, Now},
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
     waited,

@@ -73,11 +73,11 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use crate::admission::gate::Snapshot;
+pub use crate::gate::gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
-    admission::{claim::Claim, gate::Gate, hand_back, handover::Handover},
     config::ConcurrencyLimitConfig,
+    gate::{claim::Claim, gate::Gate, hand_back, handover::Handover},
     sync::Arc,
 };
 

@@ -112,13 +112,13 @@ use crate::{
     BoxError, Clock, CoDelConfig, ConfigError, Hold, OverloadResponseLayer, ShadowLayer,
     UntilBodyEnd, UntilResponse, WfqConfig,
     adaptive_concurrency::Limit,
-    admission::{
+    config::{AdaptiveConcurrencyConfig, EdgeConfig},
+    gate::{
         gate::Gate,
         governor::Governor,
         hand_back,
         handover::{Handover, can_be},
     },
-    config::{AdaptiveConcurrencyConfig, EdgeConfig},
     respond::{Caller, OverloadBody, OverloadResponseFuture, is_unread},
     sync::Arc,
     wfq::{ExtractTenant, FromExtension, WithCost},

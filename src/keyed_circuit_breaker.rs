@@ -74,15 +74,15 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use crate::admission::circuits::Snapshot;
+pub use crate::gate::circuits::Snapshot;
 use crate::{
     BoxError, ByResult, CircuitBreakerConfig, Classify, ConfigError, ResponseFuture,
-    admission::{
+    circuit_breaker::{CircuitResponseFuture, Judging, State},
+    config::KeyedCircuitBreakerConfig,
+    gate::{
         circuits::{Circuits, KeyedPass},
         hand_back,
     },
-    circuit_breaker::{CircuitResponseFuture, Judging, State},
-    config::KeyedCircuitBreakerConfig,
     sync::Arc,
 };
 

@@ -75,16 +75,16 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::response::KeyedLimitResponseFuture;
-pub use crate::admission::keyed_gates::{KeySnapshot, Snapshot, Totals};
+pub use crate::gate::keyed_gates::{KeySnapshot, Snapshot, Totals};
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
-    admission::{
+    config::KeyedConcurrencyLimitConfig,
+    gate::{
         hand_back,
         handover::Handover,
         keyed_gates::{KeyedGates, Place, Serving},
         nested, shed,
     },
-    config::KeyedConcurrencyLimitConfig,
     hold::sealed::Held,
     sync::Arc,
 };

@@ -103,13 +103,11 @@ pub use self::{
     key::{Key, WithRate},
     response::KeyedResponseFuture,
 };
-pub use crate::admission::keyed_buckets::Snapshot;
+pub use crate::gate::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, ConfigError, Overloaded, Rate, ResponseFuture,
-    admission::{
-        fingerprint::Fingerprint, hand_back, handover::Handover, keyed_buckets::KeyedBuckets,
-    },
     config::KeyedRateLimitConfig,
+    gate::{fingerprint::Fingerprint, hand_back, handover::Handover, keyed_buckets::KeyedBuckets},
     rate_limit,
     sync::Arc,
 };

@@ -110,8 +110,6 @@
 //! others, and why it is as it is.
 
 pub mod adaptive_concurrency;
-mod admission;
-mod algorithm;
 pub mod bypass;
 pub mod channel;
 pub mod circuit_breaker;
@@ -125,6 +123,7 @@ mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;
 pub mod edge;
+mod gate;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod hold;
@@ -132,6 +131,7 @@ mod jitter;
 pub mod keyed_circuit_breaker;
 pub mod keyed_concurrency_limit;
 pub mod keyed_rate_limit;
+mod law;
 pub mod load_shed;
 pub mod observe;
 mod overloaded;
@@ -148,7 +148,6 @@ mod waited;
 pub mod wfq;
 
 pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Limit, Vegas};
-pub use admission::{bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits};
 pub use bypass::{Bypass, BypassLayer};
 pub use circuit_breaker::{CircuitBreaker, CircuitBreakerConfig, CircuitBreakerLayer};
 pub use classify::{ByResult, ByStatus, Classify, Outcome};
@@ -160,6 +159,7 @@ pub use config_error::ConfigError;
 #[cfg(feature = "net")]
 pub use connection_limit::ConnectionLimit;
 pub use edge::{Edge, edge};
+pub use gate::{bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits};
 pub use hold::{Hold, UntilBodyEnd, UntilResponse};
 pub use keyed_circuit_breaker::{KeyedCircuitBreaker, KeyedCircuitBreakerLayer};
 pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLayer};

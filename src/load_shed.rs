@@ -69,7 +69,7 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Overloaded, Reason, ResponseFuture,
-    admission::{
+    gate::{
         hand_back,
         handover::Handover,
         nested::LimiterId,

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{ConfigError, algorithm::token_bucket::Refill};
+use crate::{ConfigError, law::token_bucket::Refill};
 
 /// So many tokens in so much time, and how many may be saved up.
 ///

@@ -77,16 +77,16 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use crate::admission::bucket::Snapshot;
+pub use crate::gate::bucket::Snapshot;
 use crate::{
     BoxError, Clock, ConfigError, Overloaded, Rate, Reason, ResponseFuture,
-    admission::{
+    config::RateLimitConfig,
+    gate::{
         bucket::Bucket,
         claim::{Claim, Limiter},
         hand_back,
         handover::Handover,
     },
-    config::RateLimitConfig,
     sync::Arc,
 };
 

@@ -107,7 +107,7 @@ pub(crate) use self::unread::is_unread;
 pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
 use crate::{
     BoxError, Overloaded, Reason,
-    admission::{
+    gate::{
         hand_back::{self, Wanting},
         handover::{Handover, KeptBack},
         response::pass_on,

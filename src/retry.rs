@@ -101,7 +101,7 @@ pub use self::{
     mark::{Deadline, Idempotent},
     replay::{OfItself, Replay, ReplayBody, ReplayWith},
 };
-pub use crate::algorithm::{backoff::Backoff, retry_budget::RetryBudget};
+pub use crate::law::{backoff::Backoff, retry_budget::RetryBudget};
 use crate::{
     Clock, ConfigError, Overloaded, Reason, clock,
     config::RetryConfig,

@@ -98,13 +98,12 @@ pub use self::{
     watch::Snapshot,
     work::{ByMethod, ClassifyWork, Work},
 };
-pub use crate::algorithm::levels::{Level, Thresholds};
+pub use crate::law::levels::{Level, Thresholds};
 use crate::{
-    BoxError, ConfigError, Overloaded, ResponseFuture,
-    admission::{hand_back, handover::Handover},
-    channel,
+    BoxError, ConfigError, Overloaded, ResponseFuture, channel,
     clock::{self, Now},
     config::SaturationConfig,
+    gate::{hand_back, handover::Handover},
     sync::Arc,
 };
 

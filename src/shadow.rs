@@ -94,7 +94,7 @@ pub use self::{
 };
 use crate::{
     BoxError, Overloaded, Reason,
-    admission::{
+    gate::{
         bounds::Name,
         handover::{Handover, aside},
     },

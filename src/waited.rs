@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, time::Duration};
 
-use crate::admission::nested::LimiterId;
+use crate::gate::nested::LimiterId;
 
 thread_local! {
     /// With the queue that tells it.

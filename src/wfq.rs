@@ -42,7 +42,7 @@
 //! [`ExtractTenant`] finds whose request it is. Always ready; a request waits in its response future. It is
 //! sent at once if nobody waits and the inner service is ready. Otherwise it queues behind its tenant's
 //! others, and the next to be sent is the first one of the tenant that has had the least service for its
-//! weight. Service is the time that requests take, times their [cost](WfqLayer::cost); `src/algorithm/fair_queue.rs`
+//! weight. Service is the time that requests take, times their [cost](WfqLayer::cost); `src/law/fair_queue.rs`
 //! has the maths. No task is spawned.
 //!
 //! - **A tenant that was idle** begins where the others are: what it did not ask for is not saved up.
@@ -117,13 +117,14 @@ pub use self::{
     },
     response::WfqResponseFuture,
 };
-pub use crate::admission::{
+pub use crate::gate::{
     fair::TurnSnapshot as Snapshot,
     tenants::{Tenant, TenantSnapshot},
 };
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
-    admission::{
+    clock::{self, Now},
+    gate::{
         fair::{Came, Fair, Turns},
         gate::Gate,
         hand_back,
@@ -131,7 +132,6 @@ use crate::{
         nested::LimiterId,
         shed,
     },
-    clock::{self, Now},
     sync::Arc,
     waited,
 };

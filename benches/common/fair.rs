@@ -5,12 +5,12 @@
     unused_imports,
     reason = "a part of it is used, and none of its tests"
 )]
-#[path = "../../src/algorithm/fair_queue.rs"]
+#[path = "../../src/law/fair_queue.rs"]
 pub mod fair_queue;
 #[allow(unused_imports, reason = "its tests are not used")]
-#[path = "../../src/algorithm/heap.rs"]
+#[path = "../../src/law/heap.rs"]
 pub mod heap;
-#[path = "../../src/algorithm/slab.rs"]
+#[path = "../../src/law/slab.rs"]
 pub mod slab;
 
 use std::{hint::black_box, num::NonZeroU32};

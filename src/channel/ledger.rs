@@ -4,8 +4,8 @@ use std::{collections::VecDeque, fmt, time::Duration};
 
 use crate::{
     Clock, Overloaded, Reason,
-    admission::bounds::Name,
-    algorithm::{drain_rate::DrainRate, levels::ratio},
+    gate::bounds::Name,
+    law::{drain_rate::DrainRate, levels::ratio},
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock},
 };
 

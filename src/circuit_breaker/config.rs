@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{
     Clock, ConfigError,
-    admission::bounds::nanos,
-    algorithm::breaker::{Settings, Trip},
+    gate::bounds::nanos,
+    law::breaker::{Settings, Trip},
 };
 
 /// When a circuit opens, and when it closes again.

@@ -4,7 +4,7 @@ use std::{fmt, future::Future};
 
 use crate::{
     BoxError, Classify, Hold, ResponseFuture,
-    admission::{circuit::Reports, handover::Handover, response::guarded},
+    gate::{circuit::Reports, handover::Handover, response::guarded},
     hold::sealed::Sealed,
 };
 

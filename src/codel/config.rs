@@ -4,8 +4,8 @@ use std::{thread::available_parallelism, time::Duration};
 
 use crate::{
     ConfigError,
-    admission::{age_gate::check, bounds::nanos},
-    algorithm::codel::Settings,
+    gate::{age_gate::check, bounds::nanos},
+    law::codel::Settings,
 };
 
 /// What a [`CoDelLayer`](super::CoDelLayer) holds to.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     ConfigError, Vegas,
     adaptive_concurrency::{Aimd, Bounds, Gradient2, Windowed},
-    admission::{bounds::DEFAULT_MAX_WAITING, gate::check_limit, governor::Governs},
+    gate::{bounds::DEFAULT_MAX_WAITING, gate::check_limit, governor::Governs},
 };
 
 /// What an [`AdaptiveConcurrencyLayer`](crate::AdaptiveConcurrencyLayer) holds to.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     CircuitBreakerConfig, ConfigError, Rate,
-    admission::{bounds, circuits, gate::check_limit, keyed_buckets, keyed_gates},
+    gate::{bounds, circuits, gate::check_limit, keyed_buckets, keyed_gates},
 };
 
 /// What a [`KeyedRateLimitLayer`](crate::KeyedRateLimitLayer) holds to.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     ConfigError, Rate,
-    admission::{bounds::DEFAULT_MAX_WAITING, gate::check_limit},
+    gate::{bounds::DEFAULT_MAX_WAITING, gate::check_limit},
 };
 
 /// What a [`ConcurrencyLimitLayer`](crate::ConcurrencyLimitLayer) holds to.

@@ -16,11 +16,11 @@ use super::{
 };
 use crate::{
     CircuitBreakerConfig, CoDelConfig, ConfigError, Rate, WfqConfig,
-    admission::{
+    gate::{
         bounds::nanos,
         tenants::{A_WEIGHT, check_weight},
     },
-    algorithm::breaker::Trip,
+    law::breaker::Trip,
     saturation::{self, Thresholds},
 };
 

@@ -7,13 +7,13 @@ use http_body::Body;
 
 use crate::{
     BoxError, ByStatus, Classify, Hold, UntilBodyEnd, UntilResponse,
-    admission::{
+    clock::Now,
+    gate::{
         fair::{End, Fair, Grant},
         gate::Gate,
         governor::Dispatched,
         nested::LimiterId,
     },
-    clock::Now,
     hold::{HeldBody, sealed},
     sync::Arc,
 };

@@ -6,13 +6,13 @@ use super::admitted::Admitted;
 use crate::{
     CoDelConfig, ConfigError, Overloaded, WfqConfig,
     adaptive_concurrency::{Bounds, Report},
-    admission::{
+    config::{AdaptiveConcurrencyConfig, EdgeConfig},
+    gate::{
         age_gate::check,
         bounds::nanos,
         fair::{self, Fair},
         gate::{self, Gate},
     },
-    config::{AdaptiveConcurrencyConfig, EdgeConfig},
     sync::Arc,
     wfq::{Tenant, TenantSnapshot},
 };

@@ -18,14 +18,14 @@ use super::{
 };
 use crate::{
     BoxError, Hold, LoadShed, LoadShedLayer, ResponseFuture, UntilResponse, Waited,
-    admission::{
+    clock::Now,
+    gate::{
         bounds::nanos,
         fair::{Arrived, Fair},
         gate::Gate,
         hand_back,
         handover::{self, Handover, KeptBack},
     },
-    clock::Now,
     submitted_at::{self, ExtractSubmittedAt},
     sync::Arc,
     wfq::{ExtractTenant, FromExtension},

@@ -12,13 +12,13 @@ use tower_service::Service;
 use super::{admitted::Admitted, service::make_ready};
 use crate::{
     BoxError, LoadShed,
-    admission::{
+    clock::Now,
+    gate::{
         fair::{Arrival, Fair, Fate, Grant},
         gate::Gate,
         handover::{Handover, KeptBack},
         nested::{self, LimiterId},
     },
-    clock::Now,
     sync::Arc,
 };
 

@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Hold, ResponseFuture,
-    admission::{
+    gate::{
         claim::Claim,
         gate::Gate,
         hand_back,

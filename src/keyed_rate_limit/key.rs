@@ -5,7 +5,7 @@ use std::hash::Hash;
 use super::Handle;
 use crate::{
     Overloaded, Rate,
-    admission::{fingerprint::Fingerprint, keyed_buckets::Taken},
+    gate::{fingerprint::Fingerprint, keyed_buckets::Taken},
     sync::Arc,
 };
 

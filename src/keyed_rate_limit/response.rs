@@ -15,7 +15,7 @@ use tower_service::Service;
 use super::PutBack;
 use crate::{
     BoxError, ResponseFuture,
-    admission::{
+    gate::{
         hand_back,
         handover::{self, Handover, KeptBack},
     },

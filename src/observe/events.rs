@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, time::Duration};
 
-use crate::{Reason, algorithm::episode::News, circuit_breaker::State, saturation::Level};
+use crate::{Reason, circuit_breaker::State, law::episode::News, saturation::Level};
 
 thread_local! {
     static SHADOW: Cell<bool> = const { Cell::new(false) };

@@ -11,8 +11,8 @@ use std::{
 use super::events;
 use crate::{
     Reason,
-    algorithm::episode::{Episode, News},
     clock::Clock,
+    law::episode::{Episode, News},
 };
 
 /// A look takes longer than a rejection. In a flood so many are only counted, …

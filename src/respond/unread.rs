@@ -21,7 +21,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::admission::hand_back::Wanting;
+use crate::gate::hand_back::Wanting;
 
 /// How much of a body is read, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ mod tests {
     use std::panic::panic_any;
 
     use super::*;
-    use crate::admission::hand_back;
+    use crate::gate::hand_back;
 
     #[test]
     fn a_request_of_another_type_is_dropped_even_if_that_panics() {

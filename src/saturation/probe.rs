@@ -6,7 +6,7 @@ use std::{
     sync::OnceLock,
 };
 
-use crate::{algorithm::levels::ratio, channel};
+use crate::{channel, law::levels::ratio};
 
 /// Tells how full a queue is. A closure `|| (depth, soft_limit)` is one, and so is the
 /// [`Handle`](channel::Handle) of a channel, whose soft limit is its capacity.

@@ -9,11 +9,10 @@ use super::{
     probe::{Probes, Said},
 };
 use crate::{
-    ConfigError, Overloaded, Reason,
-    admission::bounds::Name,
-    admission::bounds::nanos,
-    algorithm::levels::{Fall, Levels},
-    clock,
+    ConfigError, Overloaded, Reason, clock,
+    gate::bounds::Name,
+    gate::bounds::nanos,
+    law::levels::{Fall, Levels},
     observe::events,
     sync::{
         AtomicU64, AtomicUsize, Mutex,

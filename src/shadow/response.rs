@@ -19,9 +19,8 @@ use super::{
     stand_in::{Answer, StandIn},
 };
 use crate::{
-    BoxError, Overloaded,
-    admission::{hand_back, handover::KeptBack},
-    clock,
+    BoxError, Overloaded, clock,
+    gate::{hand_back, handover::KeptBack},
     observe::events,
     sync::{Arc, Ordering::Relaxed},
 };

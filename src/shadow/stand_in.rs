@@ -14,9 +14,8 @@ use tokio::{sync::oneshot, time::sleep};
 use tower_service::Service;
 
 use crate::{
-    BoxError, Overloaded,
-    admission::handover,
-    clock,
+    BoxError, Overloaded, clock,
+    gate::handover,
     sync::{Arc, Mutex, lock},
 };
 

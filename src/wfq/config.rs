@@ -4,7 +4,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use crate::{
     Clock, ConfigError,
-    admission::tenants::{check_name, check_weight, check_weights},
+    gate::tenants::{check_name, check_weight, check_weights},
 };
 
 /// How long a request waits at most by default. Clients commonly give up after a second or more, and with a queue in

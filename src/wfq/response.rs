@@ -14,14 +14,14 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Hold, ResponseFuture,
-    admission::{
+    clock::{self, Now},
+    gate::{
         fair::{After, Arrival, Begun, Came, End, Fair, From as CameFrom, Grant, Look, Turns},
         gate::Gate,
         hand_back,
         handover::{self, Handover, KeptBack},
         nested::{self, LimiterId},
     },
-    clock::{self, Now},
     hold::sealed::Held,
     sync::Arc,
     waited,

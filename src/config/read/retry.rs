@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     ConfigError,
-    algorithm::{backoff::Growth, retry_budget::MAX_PERCENT},
     config::RetryConfig,
+    law::{backoff::Growth, retry_budget::MAX_PERCENT},
     retry::{Backoff, RetryBudget},
 };
 

@@ -1,0 +1,515 @@
+//! A waiting room that is fair between tenants, and rejects what has waited too long while a queue stands.
+//!
+//! Three laws meet here, because all of them decide at the same moment, when a permit is free: the
+//! [fair queue](crate::law::fair_queue) says whose turn it is, [CoDel](crate::law::codel) whether that request is
+//! too old, and the gate's limit whether there is a permit at all.
+//!
+//! # Who is charged
+//! A request that waited is charged to its tenant when it is granted a permit: an estimate, and the difference when it
+//! is over. While nobody waits there is nobody to be fair to, and requests start *uncharged*. If others wait before such
+//! a request is over, its tenant is charged for that time alone. So a calm server does no accounting for the queue.
+//!
+//! Where a tenant may have only so many in flight (`max_in_flight_per_tenant`), every request is charged when it starts,
+//! because the queue has to count it.
+//!
+//! # What it does not do
+//! - Nobody waits for CoDel's width, the number of requests in flight at which requests do not get old: at the width, what
+//!   is next is rejected. A width that made requests wait would make them old, and narrow itself for that.
+//! - A tenant that has no more requests waiting gives up its share. One with two clients that each send a request as soon
+//!   as they have the answer to the last, and a right to two of ten permits, gets 1.82 of them: when its request is over,
+//!   nothing of it waits, so the permit goes to another tenant; its next request gets the permit that is released next,
+//!   on average a tenth of a service time later: 2/(1 + 1/10). To get more, a permit would have to be kept free for a request
+//!   that may not come, or more be in flight than the limit allows.
+
+#[cfg(all(test, backpressure_loom))]
+mod models;
+mod requests;
+mod settings;
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests;
+mod turns;
+
+use std::{mem, num::NonZeroU32, task::Waker};
+
+pub use self::turns::Snapshot as TurnSnapshot;
+pub(crate) use self::{
+    requests::{After, Arrival, Arrived, End, Fate, Serves},
+    settings::Snapshot,
+    turns::{Begun, Came, From, Look, Turns},
+};
+use super::{
+    ages::{Age, Ages},
+    bounds::Bounds,
+    fingerprint::Fingerprints,
+    room::{Next, Room, Scene, Wakes},
+    tenants::{ANONYMOUS, Recent, Tenants},
+};
+use crate::{
+    Reason,
+    law::{
+        fair_queue::{Charge, FairQueue, Ticket},
+        slab::Slab,
+    },
+    sync::{
+        AtomicU64, AtomicUsize,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+/// `S` says what a free permit is good for. With [`Ages`] it admits a request, unless that is too old; with
+/// [`Turns`] it is the turn to see whether the service is ready.
+pub(crate) struct Fair<S = Ages> {
+    queue: FairQueue<u32>,
+    /// One for each request that has not yet heard what became of it. The queue knows their numbers.
+    seats: Slab<Seat>,
+    tenants: Tenants,
+    fingerprints: Fingerprints,
+    serves: S,
+    max_waiting_per_tenant: usize,
+    busy: Busy,
+    /// How many of those that were counted here are done, and what all tenants used together.
+    served: u64,
+    recent: Recent,
+    refused: u64,
+    /// Whether the log was told that no request has a tenant.
+    told_anonymous: bool,
+}
+
+/// What became of a request that came to wait, and who is to be woken when that is known.
+struct Seat {
+    waker: Waker,
+    /// How old it was when it came, in nanoseconds.
+    older: u64,
+    state: State,
+}
+
+enum State {
+    Waits(Ticket),
+    /// It has a permit.
+    Goes(Charge),
+    Rejected(Rejection),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rejection {
+    reason: Reason,
+    /// What is known of when to come back, if it was too old.
+    age: Option<Age>,
+}
+
+/// What an admitted request holds beside the permit. Whatever takes it back settles it.
+#[derive(Debug)]
+#[must_use = "a grant that is not settled counts as a request that is in flight for ever"]
+pub(crate) enum Grant {
+    /// Its tenant was charged.
+    Charged(Charge),
+    Uncharged(Uncharged),
+}
+
+/// A request that started while nobody waited.
+#[derive(Debug)]
+pub(crate) struct Uncharged {
+    tenant: u32,
+    cost: NonZeroU32,
+    began: u64,
+    /// What [`Busy`] showed then.
+    busy: u64,
+    /// Whether the room was told, and counts it.
+    is_counted: bool,
+}
+
+impl Rejection {
+    const QUEUE_FULL: Self = Self {
+        reason: Reason::QueueFull,
+        age: None,
+    };
+    const AT_LIMIT: Self = Self {
+        reason: Reason::AtLimit,
+        age: None,
+    };
+    const TIMED_OUT: Self = Self {
+        reason: Reason::WaitTimeout,
+        age: None,
+    };
+
+    fn by_age(reason: Reason, age: Age) -> Self {
+        let age = (reason == Reason::TooOld).then_some(age);
+        Self { reason, age }
+    }
+}
+
+impl Uncharged {
+    fn took(&self, now: u64) -> u64 {
+        now.saturating_sub(self.began)
+    }
+
+    /// Nothing is free, see [`Charge::used`].
+    fn used(&self, now: u64) -> u64 {
+        self.took(now).max(1).saturating_mul(self.cost.get().into())
+    }
+}
+
+/// How long somebody has waited so far: a clock that stands still while nobody does.
+#[derive(Debug, Default)]
+struct Busy {
+    /// Of the times that are over, in nanoseconds.
+    total: u64,
+    /// Since when somebody waits, if somebody does.
+    since: Option<u64>,
+}
+
+impl Busy {
+    fn total(&self, now: u64) -> u64 {
+        let current = self.since.map_or(0, |since| now.saturating_sub(since));
+        self.total + current
+    }
+
+    /// Whether somebody has waited since it showed this.
+    fn has_begun_since(&self, total: u64) -> bool {
+        self.since.is_some() || self.total > total
+    }
+
+    #[inline]
+    fn note(&mut self, somebody_waits: bool, now: u64) {
+        match (self.since, somebody_waits) {
+            (None, true) => self.since = Some(now),
+            (Some(_), false) => {
+                self.total = self.total(now);
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What is known of a fair room without its lock.
+pub(crate) struct Quiet {
+    /// What tenants are known by is made before the lock is taken.
+    fingerprints: Fingerprints,
+    /// Until when a request of no age and without a tenant may start without the lock, if fewer than that are in flight. 0
+    /// while there are tenants to be told apart.
+    until: AtomicU64,
+    below: AtomicUsize,
+    /// [`Busy::total`] while nobody waits.
+    busy: AtomicU64,
+}
+
+impl Quiet {
+    /// Every request takes the lock.
+    fn never(fingerprints: Fingerprints) -> Self {
+        Self {
+            fingerprints,
+            until: AtomicU64::new(0),
+            below: AtomicUsize::new(0),
+            busy: AtomicU64::new(0),
+        }
+    }
+
+    fn fingerprints(&self) -> &Fingerprints {
+        &self.fingerprints
+    }
+
+    #[inline]
+    fn is(&self, now: u64) -> bool {
+        now < self.until.load(Acquire)
+    }
+
+    #[inline]
+    fn below(&self) -> usize {
+        self.below.load(Relaxed)
+    }
+
+    #[inline]
+    fn busy(&self) -> u64 {
+        self.busy.load(Relaxed)
+    }
+}
+
+impl<S: Serves> Fair<S> {
+    /// How long the oldest waiter that may be next has waited.
+    #[inline]
+    fn oldest_that_may_run(&self, now: u64) -> Option<u64> {
+        let oldest = self.queue.oldest_that_may_run();
+        oldest.map(|since| now.saturating_sub(since))
+    }
+
+    fn note_busy(&mut self, somebody_waits: bool, now: u64) {
+        if somebody_waits && self.busy.since.is_none() {
+            self.queue.set_busy_since(now);
+        }
+        self.busy.note(somebody_waits, now);
+    }
+
+    /// Whether there is a place for one more request of this tenant, or another tenant's can make one.
+    fn has_place(&mut self, tenant: u32, max_waiting: usize) -> bool {
+        let own = self.queue.state(tenant).waiting as usize;
+        own < self.max_waiting_per_tenant
+            && (self.queue.waiting() < max_waiting || self.queue.hog(tenant).is_some())
+    }
+
+    /// Lets a request wait for which [there is a place](Self::has_place) with the same `max_waiting`. Another that has to
+    /// make it is rejected, and is to be woken.
+    fn push(
+        &mut self,
+        arrival: &Arrival,
+        waker: Waker,
+        max_waiting: usize,
+        scene: &Scene<'_>,
+        wakes: &mut Wakes,
+    ) -> u32 {
+        let tenant = arrival.tenant;
+        if self.queue.waiting() >= max_waiting {
+            let evicted = self.queue.make_room(tenant);
+            let (hog, since, seat) = evicted.expect("there is a place");
+            (scene.bounds.waits).record(scene.now.saturating_sub(since));
+            self.reject(hog, seat, Rejection::QUEUE_FULL, scene.bounds, wakes);
+        }
+        let seat = self.seats.insert(Seat {
+            waker,
+            older: arrival.older,
+            state: State::Rejected(Rejection::QUEUE_FULL), // until it has a ticket
+        });
+        let ticket = self.queue.push(tenant, arrival.cost, arrival.at, seat);
+        self.seats[seat].state = State::Waits(ticket);
+        S::note_busy(self, scene.now);
+        seat
+    }
+
+    /// A request that the queue has let go of is rejected.
+    fn reject(
+        &mut self,
+        tenant: u32,
+        seat: u32,
+        rejection: Rejection,
+        bounds: &Bounds,
+        wakes: &mut Wakes,
+    ) {
+        self.count_rejection(tenant, rejection.reason, bounds);
+        let seat = &mut self.seats[seat];
+        seat.state = State::Rejected(rejection);
+        wakes.push(mem::replace(&mut seat.waker, Waker::noop().clone()));
+    }
+
+    fn count_rejection(&mut self, tenant: u32, reason: Reason, bounds: &Bounds) {
+        bounds.count(reason);
+        self.tenants.note_rejected(tenant);
+    }
+
+    /// Whether some tenants have a weight, none of them has come, and the log was not told that yet.
+    #[inline]
+    fn is_looking_for_tenants(&self) -> bool {
+        !self.told_anonymous && self.tenants.lacks_names()
+    }
+
+    /// Whether nobody has waited since a request started.
+    #[inline]
+    fn was_calm(&self, request: &Uncharged) -> bool {
+        request.is_counted
+            && (request.tenant != ANONYMOUS || !self.is_looking_for_tenants())
+            && self.busy.since.is_none()
+            && self.busy.total == request.busy
+    }
+
+    /// A request is over that was served while nobody waited.
+    #[inline]
+    fn finish_calm(&mut self, request: &Uncharged, now: u64) {
+        let (used, epoch) = (request.used(now), Recent::epoch(now));
+        self.served += 1;
+        self.recent.add(used, epoch);
+        self.queue.end_uncharged(request.tenant, request.cost);
+        self.queue.learn(request.tenant, request.took(now));
+        self.tenants.finish(request.tenant, used, epoch);
+    }
+
+    /// Starts a request of an attached tenant, for which there is a permit.
+    fn start(&mut self, tenant: u32, cost: NonZeroU32, now: u64) -> Grant {
+        if !self.queue.is_uncapped() {
+            return Grant::Charged(self.queue.begin_at_once(tenant, cost, now));
+        }
+        self.start_uncharged(tenant, cost, now)
+    }
+
+    #[inline]
+    fn start_uncharged(&mut self, tenant: u32, cost: NonZeroU32, now: u64) -> Grant {
+        self.queue.begin_uncharged(tenant, cost);
+        Grant::Uncharged(Uncharged {
+            tenant,
+            cost,
+            began: now,
+            busy: self.busy.total(now),
+            is_counted: true,
+        })
+    }
+
+    /// A request is over that had a permit.
+    fn settle(&mut self, grant: Grant, end: End, now: u64) {
+        match grant {
+            Grant::Charged(charge) => self.settle_charge(charge, end, now),
+            Grant::Uncharged(uncharged) => self.settle_uncharged(&uncharged, end, now),
+        }
+    }
+
+    fn settle_charge(&mut self, charge: Charge, end: End, now: u64) {
+        let tenant = charge.tenant();
+        match end {
+            End::Served => {
+                let used = self.queue.finish(charge, now);
+                self.note_served(tenant, 1, used, now);
+            }
+            End::ServiceRefused => {
+                let used = self.queue.refuse(charge, now);
+                self.note_served(tenant, 0, used, now);
+                self.note_refused(tenant);
+            }
+            End::Refused => {
+                self.queue.refund(charge);
+                self.note_refused(tenant);
+            }
+            End::NotSent | End::Released => self.queue.refund(charge),
+        }
+        self.tenants.detach(tenant);
+    }
+
+    fn settle_uncharged(&mut self, request: &Uncharged, end: End, now: u64) {
+        let tenant = request.tenant;
+        let took = request.took(now);
+        // Of what it had while others waited nothing is free, see `Charge::used`.
+        let others_waited = match self.busy.has_begun_since(request.busy) {
+            true => (self.busy.total(now).saturating_sub(request.busy))
+                .min(took)
+                .max(1),
+            false => 0,
+        };
+        let charged = others_waited.saturating_mul(request.cost.get().into());
+        if request.is_counted {
+            self.queue.end_uncharged(tenant, request.cost);
+        }
+        match end {
+            End::Served => {
+                self.queue.learn(tenant, took);
+                self.note_served(tenant, 1, request.used(now), now);
+            }
+            End::ServiceRefused => {
+                self.note_served(tenant, 0, request.used(now), now);
+                self.note_refused(tenant);
+            }
+            End::Refused => self.note_refused(tenant),
+            End::NotSent | End::Released => {}
+        }
+        if charged > 0 && matches!(end, End::Served | End::ServiceRefused) {
+            self.queue.charge_late(tenant, charged);
+        }
+        if request.is_counted {
+            self.tenants.detach(tenant);
+        }
+    }
+
+    fn note_served(&mut self, tenant: u32, served: u64, used: u64, now: u64) {
+        let epoch = Recent::epoch(now);
+        self.served += served;
+        self.recent.add(used, epoch);
+        self.tenants.note_served(tenant, served, used, epoch);
+    }
+
+    fn note_refused(&mut self, tenant: u32) {
+        self.refused += 1;
+        self.tenants.note_refused(tenant);
+    }
+}
+
+impl Fair {
+    /// Whether requests without a tenant may start without the lock: there is no other tenant, none is capped, and nobody
+    /// looks for tenants that do not come.
+    fn is_calm(&self) -> bool {
+        self.tenants.is_one() && self.queue.is_uncapped() && !self.is_looking_for_tenants()
+    }
+
+    /// Whether a request may start at once, if there is a permit, without the age law being told.
+    #[inline]
+    fn is_quiet(&self, now: u64, in_flight: u64, age: u64) -> bool {
+        age == 0
+            && now < self.serves.quiet_until()
+            && in_flight < self.serves.quiet_below()
+            && self.queue.is_uncapped()
+    }
+}
+
+impl Room for Fair {
+    type Published = Quiet;
+
+    #[inline]
+    fn waiting(&self) -> usize {
+        self.queue.waiting()
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        self.queue.oldest()
+    }
+
+    #[inline]
+    fn has_next(&self) -> bool {
+        self.queue.has_next()
+    }
+
+    fn next(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
+        let now = scene.now;
+        self.serves.roll(scene, wakes);
+        let mut next = Next::Nobody;
+        while next == Next::Nobody && !wakes.is_full() {
+            let Some((ticket, mut charge)) = self.queue.next(now) else {
+                break;
+            };
+            let tenant = charge.tenant();
+            let (since, seat) = self.queue.begin(&ticket, &mut charge, now);
+            let own = now.saturating_sub(since);
+            scene.bounds.waits.record(own);
+            let age = Age {
+                all: self.seats[seat].older.saturating_add(own),
+                own,
+                oldest: self.oldest_that_may_run(now),
+            };
+            match self.serves.judge(scene, &age) {
+                Ok(()) => {
+                    let seat = &mut self.seats[seat];
+                    seat.state = State::Goes(charge);
+                    wakes.push(mem::replace(&mut seat.waker, Waker::noop().clone()));
+                    next = Next::Goes;
+                }
+                Err(reason) => {
+                    self.queue.refund(charge);
+                    let rejection = Rejection::by_age(reason, age);
+                    self.reject(tenant, seat, rejection, scene.bounds, wakes);
+                }
+            }
+        }
+        let somebody_waits = self.queue.waiting() > 0;
+        if somebody_waits {
+            self.serves.note_waiting(now);
+        }
+        self.note_busy(somebody_waits, now);
+        next
+    }
+
+    fn published(&self) -> Quiet {
+        let quiet = Quiet::never(self.fingerprints.clone());
+        self.publish(&quiet);
+        quiet
+    }
+
+    fn publish(&self, quiet: &Quiet) {
+        let until = match self.is_calm() {
+            true => self.serves.quiet_until(),
+            false => 0,
+        };
+        let below = self.serves.quiet_below() as usize;
+        if quiet.below.load(Relaxed) != below {
+            quiet.below.store(below, Relaxed);
+        }
+        if quiet.until.load(Relaxed) != until {
+            quiet.until.store(until, Release);
+        }
+        if self.busy.since.is_none() && quiet.busy.load(Relaxed) != self.busy.total {
+            quiet.busy.store(self.busy.total, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! How requests are admitted, wait, or are rejected: the private plumbing under the layers.
+//!
+//! ```text
+//! Claim ─── what one caller has in `poll_ready`: nothing, a place in the queue, an admission, a rejection
+//!   │
+//! Gate ──── permits: one word of atomics (word.rs), and a waiting Room behind a mutex
+//!   ├── Fifo: the room that serves in order of arrival (queue.rs)
+//!   ├── Fair: the room that is fair between tenants (tenants.rs), with ages.rs or the turn (fair/turns.rs)
+//!   └── Governor: the law that moves the limit, where it adapts
+//! AgeGate ─ a gate at which nobody waits: the law that decides by age (ages.rs), and moves its limit
+//! Bucket ── tokens: time brings them
+//!   │
+//! Permit ── one admitted request; dropping it hands the permit on
+//!
+//! Circuit ─ whether the service is left alone; Pass: a request that says how it went
+//! ```
+//!
+//! | question | answer |
+//! | --- | --- |
+//! | where is a permit handed on? | `Gate::pass_on`, `Gate::grant_free` |
+//! | who is next? | `Room::next` |
+//! | what is too old? | `Ages::judge` |
+//! | where is a tenant charged? | `Fair::next` when it is granted a permit, `Fair::settle` when its request is over |
+//! | where does a limit move? | `Gate::resize_under` |
+//!
+//! `bounds.rs` is what gates and buckets have in common, `waits.rs` how long callers waited there. `keyed_buckets.rs`,
+//! `keyed_gates.rs` and `circuits.rs` have a bucket, a gate and a circuit for each key; `fingerprint.rs` is what keys and
+//! tenants are known by.
+//!
+//! `response.rs` is the future that carries a permit beside the inner service's future, `handover.rs` is how it knows whether
+//! a layer further in kept the request back, and `hand_back.rs` is how a rejected request gets back to the layer that
+//! answers the client. `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
+//! `foreign.rs` runs several wakers although one may panic. `nested.rs` finds, in debug builds, a request that waits
+//! for a limiter of which it holds a permit.
+
+pub(crate) mod age_gate;
+pub(crate) mod ages;
+pub(crate) mod bounds;
+pub(crate) mod bucket;
+pub(crate) mod circuit;
+pub(crate) mod circuits;
+pub(crate) mod claim;
+pub(crate) mod fair;
+mod fifo;
+pub(crate) mod fingerprint;
+mod foreign;
+#[allow(
+    clippy::module_inception,
+    reason = "the gate itself; this module is everything around it"
+)]
+pub(crate) mod gate;
+pub(crate) mod governor;
+pub(crate) mod hand_back;
+pub(crate) mod handover;
+pub(crate) mod keyed_buckets;
+pub(crate) mod keyed_gates;
+#[cfg(all(test, backpressure_loom))]
+mod model;
+pub(crate) mod nested;
+pub(crate) mod permit;
+mod queue;
+pub(crate) mod response;
+mod room;
+pub(crate) mod shed;
+pub(crate) mod tenants;
+pub(crate) mod waits;
+mod word;
