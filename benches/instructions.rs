@@ -10,6 +10,8 @@ mod edge;
 #[allow(dead_code, reason = "a part of it is used")]
 #[path = "common/fair.rs"]
 mod fair;
+#[path = "common/hand_over.rs"]
+mod hand_over;
 #[path = "common/router.rs"]
 mod router;
 
@@ -21,6 +23,7 @@ use common::{
 };
 use edge::{Answers, drive_http, drive_http_post, drive_http_tenants};
 use fair::Fair;
+use hand_over::{LIMIT, YieldOnce, edge_hand_over, one_thread};
 use router::Driven;
 use tower::{Layer, Service, ServiceBuilder};
 use tower_backpressure::{LoadShed, LoadShedLayer, OverloadResponse, OverloadResponseLayer};
@@ -230,6 +233,21 @@ const ROWS: &[Row] = &[
     ("edge in a router, POST", "tower-backpressure", |n| {
         let app = Driven::ours();
         (0..n).for_each(|_| assert!(app.post()));
+    }),
+    // Every request waits for the permit of another: 1000 tasks on ten permits, with what the runtime does for them.
+    ("hand-over", "tower-backpressure", |n| {
+        let limit = tower_backpressure::ConcurrencyLimitLayer::new(LIMIT);
+        hand_over::hand_over(&one_thread(), &limit.layer(YieldOnce), n);
+    }),
+    ("hand-over", "tower", |n| {
+        let limit = tower::limit::ConcurrencyLimitLayer::new(LIMIT);
+        hand_over::hand_over(&one_thread(), &limit.layer(YieldOnce), n);
+    }),
+    ("hand-over, edge", "tower-backpressure", |n| {
+        edge_hand_over(&one_thread(), 1000, false, n);
+    }),
+    ("hand-over, edge_tenants", "tower-backpressure", |n| {
+        edge_hand_over(&one_thread(), 1000, true, n);
     }),
     ("wfq", "tower-backpressure", |n| {
         let config = tower_backpressure::WfqConfig::default();

@@ -4,6 +4,7 @@ mod support;
 
 use std::{
     sync::{Arc, Mutex},
+    task::Poll,
     time::Duration,
 };
 
@@ -226,6 +227,77 @@ async fn nobody_waits_longer_than_max_wait() {
     assert_eq!(probe.calls(), 0);
     let snapshot = layer.handle().snapshot();
     assert_eq!((snapshot.waiting, snapshot.rejected.wait_timeout), (0, 1));
+}
+
+/// A permit is handed on without a look at the clock, so the wait is counted by whoever looks next.
+#[tokio::test(start_paused = true)]
+async fn a_wait_is_counted_once_and_for_its_length_whoever_counts_it() {
+    /// Gives how many others have waited meanwhile, each for no time.
+    type Then = fn(&Handle) -> u64;
+    // The permit is handed on after 40 ms, and the waiter is polled a second later. What happens in between?
+    let cases: [(&str, u64, Then); 5] = [
+        ("nothing: the waiter counts it", 1040, |_| 0),
+        ("a snapshot", 40, |handle| {
+            assert_eq!(handle.snapshot().waits.count(), 1);
+            0
+        }),
+        ("another comes to wait", 40, |handle| {
+            assert!(poll(&mut Box::pin(handle.acquire())).is_pending());
+            1
+        }),
+        ("another waits, and the limit grows", 40, |handle| {
+            let mut next = Box::pin(handle.acquire());
+            assert!(poll(&mut next).is_pending());
+            handle.set_limit(2).unwrap();
+            assert!(poll(&mut next).is_ready());
+            1
+        }),
+        ("another waits, and leaves", 40, |handle| {
+            let mut next = Box::pin(handle.acquire());
+            assert!(poll(&mut next).is_pending());
+            drop(next);
+            1
+        }),
+    ];
+    for (case, expected, then) in cases {
+        let handle = handle(1);
+        let busy = handle.try_acquire().unwrap();
+        let mut waits = Box::pin(handle.acquire());
+        assert!(poll(&mut waits).is_pending());
+        time::advance(Duration::from_millis(40)).await;
+        drop(busy);
+        let others = then(&handle);
+        time::advance(Duration::from_secs(1)).await;
+        assert!(poll(&mut waits).is_ready(), "{case}");
+        let waits = handle.snapshot().waits;
+        assert_eq!(waits.count(), 1 + others, "{case}");
+        assert_eq!(waits.sum, Duration::from_millis(expected), "{case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_is_counted_where_the_permit_is_not_picked_up() {
+    let handle = handle(1);
+    let busy = handle.try_acquire().unwrap();
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Box::pin(handle.acquire()));
+    for waiter in [&mut first, &mut second, &mut third] {
+        assert!(poll(waiter).is_pending());
+    }
+    time::advance(Duration::from_millis(10)).await;
+    drop(busy); // the first has it,
+    time::advance(Duration::from_millis(10)).await;
+    drop(first); // is dropped with it, and hands it to the second,
+    let Poll::Ready(permit) = poll(&mut second) else {
+        panic!("it has the permit")
+    };
+    time::advance(Duration::from_millis(10)).await;
+    drop(permit);
+    assert!(poll(&mut third).is_ready());
+    let waits = handle.snapshot().waits;
+    assert_eq!(
+        (waits.count(), waits.sum),
+        (3, Duration::from_millis(20 + 20 + 30))
+    );
 }
 
 #[tokio::test(start_paused = true)]

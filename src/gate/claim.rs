@@ -91,8 +91,15 @@ pub(crate) struct Claim<L: Limiter> {
 struct Timer(ManuallyDrop<Option<Pin<Box<Sleep>>>>);
 
 impl Timer {
-    #[cold]
+    #[inline]
     fn clear(&mut self) {
+        if self.0.is_some() {
+            self.take();
+        }
+    }
+
+    #[cold]
+    fn take(&mut self) {
         self.0.take();
     }
 }
@@ -100,9 +107,7 @@ impl Timer {
 impl Drop for Timer {
     #[inline]
     fn drop(&mut self) {
-        if self.0.is_some() {
-            self.clear();
-        }
+        self.clear();
     }
 }
 

@@ -435,6 +435,8 @@ impl Fair {
 }
 
 impl Room for Fair {
+    const NEEDS_TIME: bool = true;
+
     type Published = Quiet;
 
     #[inline]

@@ -71,6 +71,8 @@ impl Granted {
 }
 
 impl Room for Fifo {
+    const NEEDS_TIME: bool = false;
+
     type Published = Granted;
 
     #[inline]
@@ -88,12 +90,12 @@ impl Room for Fifo {
     }
 
     #[inline]
-    fn next(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
+    fn next(&mut self, _: &Scene<'_>, wakes: &mut Wakes) -> Next {
         let Some((number, since, waker)) = self.queue.pop() else {
             return Next::Nobody;
         };
         self.granted = number;
-        wakes.count(scene.now.saturating_sub(since), &scene.bounds.waits);
+        wakes.uncounted = Some(since);
         wakes.push(waker);
         Next::Goes
     }

@@ -33,7 +33,7 @@ use super::{
     governor::Governor,
     queue::Ticket,
     room::{Next, Room, Scene, Wakes},
-    waits::{WaitCounts, Waits},
+    waits::{Uncounted, WaitCounts, Waits},
     word::{COMPLETED_ONE, FOLD, IN_FLIGHT_ONE, QUEUED, Word},
 };
 use crate::{
@@ -55,6 +55,8 @@ pub(crate) struct Gate<R: Room = Fifo> {
     peak: AtomicUsize,
     /// Changed under the lock.
     pub(super) published: R::Published,
+    /// Changed before a grant is published, so that a waiter that sees its grant sees it.
+    uncounted: Uncounted,
     /// The retry hint of the last look, in nanoseconds.
     retry_after: AtomicU64,
     /// The completions in the word at the last look.
@@ -138,6 +140,30 @@ impl Gate {
         self.published.includes(ticket)
     }
 
+    /// Whether the ticket has been granted. If not, this waker is woken when it is.
+    fn is_granted_or_wakes(&self, ticket: &Ticket, waker: &Waker) -> bool {
+        if self.is_granted(ticket) {
+            return true;
+        }
+        let slow = lock(&self.slow);
+        if self.is_granted(ticket) {
+            return true;
+        }
+        if slow.room.wakes(ticket, waker) {
+            return false;
+        }
+        drop(slow);
+        let waker = waker.clone();
+        let mut slow = lock(&self.slow);
+        if self.is_granted(ticket) {
+            return true;
+        }
+        let replaced = slow.room.wake_with(ticket, waker);
+        drop(slow);
+        drop(replaced);
+        false
+    }
+
     /// Whether nobody ever waited or was rejected: then it has allocated nothing, and guesses nothing.
     pub(crate) fn is_as_new(&self) -> bool {
         lock(&self.slow).room.is_as_new() && self.bounds.rejected().total() == 0
@@ -168,6 +194,7 @@ impl<R: Room> Gate<R> {
             word: AtomicU64::new(Word::new(limit).0),
             peak: AtomicUsize::new(0),
             published: room.published(),
+            uncounted: Uncounted::default(),
             retry_after: AtomicU64::new(nanos(DEFAULT_WAIT)),
             looked_at: AtomicU64::new(0),
             bounds,
@@ -266,6 +293,7 @@ impl<R: Room> Gate<R> {
     ) -> (Snapshot, T) {
         self.bounds.settle_report();
         let now = self.clock.nanos();
+        self.count_wait(now);
         let mut slow = lock(&self.slow);
         let peak = self.peak.swap(0, Relaxed);
         let word = self.load();
@@ -336,12 +364,15 @@ impl<R: Room> Gate<R> {
     /// somebody always waits, the threads do not fight for its cache line.
     #[cold]
     fn hand_over(&self, completed: u64) {
-        let now = self.clock.nanos(); // not under the lock
+        let now = match R::NEEDS_TIME {
+            true => self.clock.nanos(), // not under the lock
+            false => 0,
+        };
         let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
         let handed_over = self.pass_on(&mut slow, completed, now, &mut wakes);
         drop(slow);
-        wakes.count_rest(&self.bounds.waits);
+        self.count_rest(&mut wakes);
         match handed_over {
             true => wakes.wake(),
             false => self.free_and_wake(completed, wakes),
@@ -410,9 +441,36 @@ impl<R: Room> Gate<R> {
     /// Asks the room who gets a permit that is in flight already.
     #[inline]
     fn next(&self, slow: &mut Slow<R>, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
+        if let Some(since) = wakes.uncounted.take() {
+            self.has_waited(since, scene.now); // only where several are granted, and the time is known
+        }
         let next = slow.room.next(scene, wakes);
+        if let Some(since) = wakes.uncounted {
+            wakes.uncounted = self.uncounted.put(since);
+        }
         slow.room.publish(&self.published);
         next
+    }
+
+    #[inline]
+    fn has_waited(&self, since: u64, now: u64) {
+        self.bounds.waits.record(now.saturating_sub(since));
+    }
+
+    /// Counts a wait that was over before, now that the time is known.
+    #[inline]
+    fn count_wait(&self, now: u64) {
+        if let Some(since) = self.uncounted.take() {
+            self.has_waited(since, now);
+        }
+    }
+
+    /// Counts a wait that nobody else will. Not under the lock.
+    #[inline]
+    fn count_rest(&self, wakes: &mut Wakes) {
+        if let Some(since) = wakes.uncounted.take() {
+            self.has_waited(since, self.clock.nanos());
+        }
     }
 
     /// A waiter has left.
@@ -462,7 +520,7 @@ impl<R: Room> Gate<R> {
             folded |= self.fold(&mut slow);
             more = self.grant_free(&mut slow, now, &mut wakes);
             drop(slow);
-            wakes.count_rest(&self.bounds.waits);
+            self.count_rest(&mut wakes);
             foreign.run(|| wakes.wake());
         }
         if folded {
@@ -537,6 +595,7 @@ impl Limiter for Gate {
     #[cold]
     fn enter(&self, (): (), waker: Waker) -> Entered {
         let since = self.clock.nanos();
+        self.count_wait(since);
         let mut slow = lock(&self.slow);
         if !slow.room.has_next() {
             let mut word = self.load();
@@ -564,32 +623,20 @@ impl Limiter for Gate {
     }
 
     fn redeem(&self, ticket: &Ticket, waker: &Waker) -> Result<(), Option<Duration>> {
-        if self.is_granted(ticket) {
-            return Ok(());
-        }
-        let slow = lock(&self.slow);
-        if self.is_granted(ticket) {
-            return Ok(());
-        }
-        if slow.room.wakes(ticket, waker) {
+        if !self.is_granted_or_wakes(ticket, waker) {
             return Err(None);
         }
-        drop(slow);
-        let waker = waker.clone();
-        let mut slow = lock(&self.slow);
-        if self.is_granted(ticket) {
-            return Ok(());
+        if let Some(since) = self.uncounted.take() {
+            self.has_waited(since, self.clock.nanos());
         }
-        let replaced = slow.room.wake_with(ticket, waker);
-        drop(slow);
-        drop(replaced);
-        Err(None)
+        Ok(())
     }
 
     fn leave(&self, ticket: Ticket) -> bool {
         let now = self.clock.nanos(); // not under the lock
         let mut slow = lock(&self.slow);
         if self.is_granted(&ticket) {
+            self.count_wait(now);
             return true;
         }
         let waker = slow.room.leave(ticket, now, &self.bounds.waits);

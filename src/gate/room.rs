@@ -6,12 +6,15 @@
 
 use std::{task::Waker, time::Duration};
 
-use super::{bounds::Bounds, foreign::Foreign, waits::WaitCounts};
+use super::{bounds::Bounds, foreign::Foreign};
 use crate::observe::events::{self, LimitMoved};
 
 /// Decides who waits and who is next. [`Fifo`](super::fifo::Fifo) serves in order of arrival, [`Fair`](super::fair::Fair)
 /// by tenant.
 pub(crate) trait Room {
+    /// Whether it goes by the time who is next. Otherwise [`Scene::now`] may be 0.
+    const NEEDS_TIME: bool;
+
     /// What is known of the room without the lock.
     type Published;
 
@@ -65,8 +68,8 @@ pub(crate) struct Wakes {
     // Nearly always there is one at most: no need to allocate for it.
     first: Option<Waker>,
     rest: Option<Box<Rest>>,
-    /// How long one has waited that goes, where that is yet to be counted: the lock is not held for that.
-    waited: Option<u64>,
+    /// When a wait began that is over and yet to be counted.
+    pub(super) uncounted: Option<u64>,
 }
 
 #[derive(Default)]
@@ -107,22 +110,6 @@ impl Wakes {
         match self.first {
             None => self.first = Some(waker),
             Some(_) => self.rest.get_or_insert_default().wakers.push(waker),
-        }
-    }
-
-    /// The wait of one that goes is over.
-    #[inline]
-    pub(crate) fn count(&mut self, wait: u64, waits: &WaitCounts) {
-        if let Some(before) = self.waited.replace(wait) {
-            waits.record(before);
-        }
-    }
-
-    /// Counts what is yet to be counted. Not under the lock.
-    #[inline]
-    pub(crate) fn count_rest(&mut self, waits: &WaitCounts) {
-        if let Some(wait) = self.waited.take() {
-            waits.record(wait);
         }
     }
 

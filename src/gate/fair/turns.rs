@@ -118,6 +118,8 @@ impl Fair<Turns> {
 }
 
 impl Room for Fair<Turns> {
+    const NEEDS_TIME: bool = true;
+
     type Published = Quiet;
 
     #[inline]
