@@ -287,10 +287,15 @@ impl Handle {
     ///
     /// # Errors
     /// [`Reason::AtLimit`] if not; [`Reason::ExceedsBurst`] if the bucket never holds so many.
-    #[inline]
+    #[inline(always)] // a call saves and restores registers for 0.8 ns (`rate_limit_full (direct)` in `ratios`)
     pub fn try_acquire(&self, n: u64) -> Result<(), Overloaded> {
         let attempt = self.bucket.attempt(n);
-        attempt.map_err(|seen| *self.bucket.refuse_as_seen(n, Reason::AtLimit, seen))
+        attempt.map_err(|seen| self.refuse(n, seen))
+    }
+
+    #[cold]
+    fn refuse(&self, n: u64, seen: u64) -> Overloaded {
+        *self.bucket.refuse_as_seen(n, Reason::AtLimit, seen)
     }
 
     /// A layer on this rate limit, for those who start from the handle.

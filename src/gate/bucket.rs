@@ -28,7 +28,7 @@ use std::{fmt, task::Waker, time::Duration};
 
 use self::{
     shared_refill::SharedRefill,
-    word::{FOLD, MOST_COUNTED, MOST_MADE, ONE, QUEUED, SPENT_ONE, Word},
+    word::{MOST_COUNTED, MOST_MADE, ONE, QUEUED, SPENT_ONE, Word},
 };
 use super::{
     bounds::{Bounds, Rejected, SHORTEST_RETRY_AFTER},
@@ -73,6 +73,15 @@ struct Slow {
     told: u64,
     /// How many tokens were used, but for those in the word.
     used: u64,
+}
+
+/// What became of an attempt to take tokens.
+enum Attempt {
+    /// This was the word before.
+    Took(Word),
+    NotThere,
+    /// The word has changed meanwhile, or this is for [`Bucket::take_under_lock`].
+    Again,
 }
 
 impl Slow {
@@ -187,62 +196,104 @@ impl Bucket {
 
     #[cfg(all(test, backpressure_loom))]
     fn try_take_with(&self, n: u64, plenty: u64) -> bool {
-        self.take(n, plenty).is_ok()
+        self.take(self.try_once(n, plenty), n, plenty).is_ok()
     }
 
-    /// Takes `n` tokens if they are there and nobody waits for them; otherwise says when it looked.
+    /// Tries once to take `n` tokens, and says when it looked.
     #[inline(always)]
-    fn take(&self, n: u64, plenty: u64) -> Result<(), u64> {
+    fn try_once(&self, n: u64, plenty: u64) -> (Attempt, u64) {
         let now = self.clock.nanos(); // a call, so before what is kept in registers
         let refill = self.refill.load();
-        let made = refill.made_since_base(now) as i64;
-        if n > MOST_COUNTED {
-            return self.take_slowly(n);
-        }
-        let mut word = self.load();
-        while !word.is_queued() {
-            let there = made.wrapping_sub(word.spent_since_base(&refill));
-            let overflow = there.wrapping_sub(refill.burst as i64);
-            let taken = if overflow > 0 {
-                if n > refill.burst {
-                    break;
-                }
-                if made > MOST_MADE {
-                    return self.take_slowly(n);
-                }
-                word.spend(overflow as u64).take(n)
-            } else if there >= (n + plenty) as i64 {
-                let before = Word(self.word.fetch_add(n * ONE, AcqRel));
-                let there = made.wrapping_sub(before.spent_since_base(&refill));
-                if before == word || !before.is_queued() && there >= n as i64 {
-                    return self.took(before);
-                }
-                word = self.take_back(n);
-                continue;
-            } else if there >= n as i64 {
-                word.take(n)
-            } else {
-                break;
-            };
-            match self.swap(word, taken) {
-                Ok(()) => return self.took(word),
-                Err(now) => word = now,
-            }
-        }
-        Err(now)
+        let word = self.load();
+        (self.attempt_on(word, &refill, now, n, plenty), now)
     }
 
-    /// Tokens that were taken first and were not there. Gives the word afterwards.
+    /// Takes `n` tokens after a first attempt, if they are there and nobody waits for them; otherwise says when it
+    /// looked.
+    fn take(&self, first: (Attempt, u64), n: u64, plenty: u64) -> Result<(), u64> {
+        let (mut attempt, now) = first;
+        loop {
+            match attempt {
+                Attempt::Took(before) => {
+                    if before.is_high() {
+                        self.fold();
+                    }
+                    return Ok(());
+                }
+                Attempt::NotThere => return Err(now),
+                Attempt::Again => {}
+            }
+            let refill = self.refill.load();
+            if n > MOST_COUNTED || refill.made_since_base(now) as i64 > MOST_MADE {
+                return self.take_under_lock(n);
+            }
+            attempt = self.attempt_on(self.load(), &refill, now, n, plenty);
+        }
+    }
+
+    /// What [`attempt`](Self::attempt) does if its first attempt was not enough. Out of line, so that `attempt` is short
+    /// where it is inlined.
+    #[inline(never)]
+    fn attempt_slowly(&self, first: (Attempt, u64), n: u64) -> Result<(), u64> {
+        self.take(first, n, PLENTY).or_else(|now| {
+            if !self.load().is_queued() {
+                return Err(now);
+            }
+            // Those who wait may only have been slow to look.
+            self.settle(0);
+            self.take(self.try_once(n, PLENTY), n, PLENTY)
+        })
+    }
+
+    /// Takes `n` tokens if the word is still this one.
+    #[inline(always)]
+    fn attempt_on(&self, word: Word, refill: &Refill, now: u64, n: u64, plenty: u64) -> Attempt {
+        if word.is_queued() {
+            return Attempt::NotThere;
+        }
+        let made = refill.made_since_base(now) as i64;
+        let there = made.wrapping_sub(word.spent_since_base(refill));
+        let taken = if there > refill.burst as i64 {
+            if n > refill.burst {
+                return Attempt::NotThere;
+            }
+            if n > MOST_COUNTED || made > MOST_MADE {
+                return Attempt::Again;
+            }
+            // What has overflowed is lost. `made` comes last, because it is known last.
+            let full = refill.base.wrapping_sub(refill.burst);
+            word.spent_up_to(full).take(n).spend(made as u64)
+        } else if n > MOST_COUNTED {
+            return Attempt::Again;
+        } else if there >= (n + plenty) as i64 {
+            let before = Word(self.word.fetch_add(n * ONE, AcqRel));
+            let there = made.wrapping_sub(before.spent_since_base(refill));
+            if before == word || !before.is_queued() && there >= n as i64 {
+                return Attempt::Took(before);
+            }
+            self.take_back(n);
+            return Attempt::Again;
+        } else if there >= n as i64 {
+            word.take(n)
+        } else {
+            return Attempt::NotThere;
+        };
+        match self.swap(word, taken) {
+            Ok(()) => Attempt::Took(word),
+            Err(_) => Attempt::Again,
+        }
+    }
+
+    /// Tokens that were taken first and were not there.
     #[cold]
     #[inline(never)]
-    fn take_back(&self, n: u64) -> Word {
+    fn take_back(&self, n: u64) {
         self.give_back(n);
-        self.load()
     }
 
     /// For more tokens than are counted in the word, and where the refill needs a new base.
     #[cold]
-    fn take_slowly(&self, n: u64) -> Result<(), u64> {
+    fn take_under_lock(&self, n: u64) -> Result<(), u64> {
         let mut slow = lock(&self.slow);
         let (refill, now) = self.current(&slow);
         let mut word = self.load();
@@ -261,15 +312,6 @@ impl Bucket {
         Err(now)
     }
 
-    /// Tokens were taken, and this was the word before.
-    #[inline(always)]
-    fn took(&self, before: Word) -> Result<(), u64> {
-        if before.0 & FOLD != 0 {
-            self.fold();
-        }
-        Ok(())
-    }
-
     /// Moves the count of used tokens out of the word, and sees to it that the refill's base is recent enough for as
     /// many more to be spent. Under the lock, so that nothing is counted twice.
     #[cold]
@@ -279,16 +321,6 @@ impl Bucket {
         let (used, in_word) = self.load().used();
         self.word.fetch_sub(in_word, AcqRel);
         slow.used = slow.used.wrapping_add_signed(used);
-    }
-
-    /// Where others wait, they may only have been slow to look. `now` is when the caller looked.
-    #[cold]
-    fn take_after_others(&self, n: u64, now: u64) -> Result<(), u64> {
-        if !Word(self.word.load(Relaxed)).is_queued() {
-            return Err(now);
-        }
-        self.settle(0);
-        self.take(n, PLENTY)
     }
 
     /// How long until `n` tokens are there that are not now.
@@ -398,8 +430,10 @@ impl Limiter for Bucket {
 
     #[inline(always)] // a call saves and restores more than it does
     fn attempt(&self, n: u64) -> Result<(), u64> {
-        self.take(n, PLENTY)
-            .or_else(|now| self.take_after_others(n, now))
+        match self.try_once(n, PLENTY) {
+            (Attempt::Took(before), _) if !before.is_high() => Ok(()),
+            first => self.attempt_slowly(first, n),
+        }
     }
 
     #[cold]

@@ -10,7 +10,7 @@ pub(super) const ONE: u64 = SPENT_ONE + USED_ONE;
 
 /// Set when so many were used since the last fold that it is time for another. What else is used meanwhile still
 /// fits: to overflow the field, 512 threads would have to take [`MOST_COUNTED`] each while one folds.
-pub(super) const FOLD: u64 = 1 << 15;
+const FOLD: u64 = 1 << 15;
 
 /// More tokens than this at once are not counted in the word, but beside it, under the lock.
 pub(super) const MOST_COUNTED: u64 = 32;
@@ -68,6 +68,12 @@ impl Word {
         refill.base.saturating_add_signed(since)
     }
 
+    /// With all tokens spent up to that number.
+    #[inline]
+    pub(super) fn spent_up_to(self, number: u64) -> Self {
+        Self(number << SPENT_SHIFT | self.0 & (SPENT_ONE - 1))
+    }
+
     /// With so many more tokens spent.
     #[inline]
     pub(super) fn spend(self, n: u64) -> Self {
@@ -84,6 +90,12 @@ impl Word {
     pub(super) fn used(self) -> (i64, u64) {
         let used = (u64::from(self.0 as u16) / USED_ONE) as i64 - USED_NONE as i64;
         (used, (used as u64).wrapping_mul(USED_ONE))
+    }
+
+    /// Whether so many were used since the last fold that it is time for another.
+    #[inline]
+    pub(super) fn is_high(self) -> bool {
+        self.0 & FOLD != 0
     }
 
     /// Whether so many were put back since the last fold that it is time for another.
