@@ -260,9 +260,8 @@ impl Bucket {
             if n > MOST_COUNTED || made > MOST_MADE {
                 return Attempt::Again;
             }
-            // What has overflowed is lost. `made` comes last, because it is known last.
-            let full = refill.base.wrapping_sub(refill.burst);
-            word.spent_up_to(full).take(n).spend(made as u64)
+            let overflow = there - refill.burst as i64;
+            word.spend(overflow as u64).take(n)
         } else if n > MOST_COUNTED {
             return Attempt::Again;
         } else if there >= (n + plenty) as i64 {

@@ -68,12 +68,6 @@ impl Word {
         refill.base.saturating_add_signed(since)
     }
 
-    /// With all tokens spent up to that number.
-    #[inline]
-    pub(super) fn spent_up_to(self, number: u64) -> Self {
-        Self(number << SPENT_SHIFT | self.0 & (SPENT_ONE - 1))
-    }
-
     /// With so many more tokens spent.
     #[inline]
     pub(super) fn spend(self, n: u64) -> Self {
