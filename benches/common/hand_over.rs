@@ -87,7 +87,15 @@ pub fn hand_over<S>(runtime: &Runtime, service: &S, requests: u64) -> Duration
 where
     S: Service<(), Response = (), Future: Send> + Clone + Send + 'static,
 {
-    run(runtime, TASKS, service, requests, |_| ())
+    hand_over_by(TASKS, runtime, service, requests)
+}
+
+/// The same by so many tasks.
+pub fn hand_over_by<S>(tasks: u64, runtime: &Runtime, service: &S, requests: u64) -> Duration
+where
+    S: Service<(), Response = (), Future: Send> + Clone + Send + 'static,
+{
+    run(runtime, tasks, service, requests, |_| ())
 }
 
 /// The same through an edge, which has a limit of its own, by so many tasks: of one tenant, or each of its own.
