@@ -127,12 +127,10 @@ use crate::{
     concurrency_limit::Acquire,
     config::{AdaptiveConcurrencyConfig, Law},
     gate::{
+        aside::{self, LimiterId, hand_back, handover::Handover},
         claim::Claim,
         gate::{self, Gate},
         governor::{Dispatched, Governor},
-        hand_back,
-        handover::Handover,
-        nested::LimiterId,
     },
     hold::sealed::Sealed,
     sync::Arc,
@@ -332,7 +330,7 @@ where
                 let permit = Permit::new(Arc::clone(self.claim.limiter()));
                 let sampling = Sampling {
                     dispatched: (permit.gate().governor())
-                        .dispatch(permit.gate(), &mut Now::passed()),
+                        .dispatch(permit.gate(), &mut aside::take_time()),
                     permit,
                     classify: self.classify.clone(),
                     hold: PhantomData,

@@ -99,8 +99,8 @@ pub use self::{config::CircuitBreakerConfig, judging::CircuitResponseFuture};
 use crate::{
     BoxError, ByResult, Classify, ConfigError, ResponseFuture,
     gate::{
+        aside::{self, hand_back},
         circuit::{Circuit, Pass},
-        hand_back, shed,
     },
     law::breaker::After,
     sync::Arc,
@@ -210,7 +210,7 @@ where
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.refusing = self.layer.circuit.is_refusing();
         if self.refusing.is_some() {
-            shed::note_refusing(); // `call` says so
+            aside::ready_in_vain(); // `call` says so
             self.give_back();
             return Poll::Ready(Ok(()));
         }

@@ -1,9 +1,6 @@
 //! The only place where the crate reads a clock.
 
-use std::{
-    cell::Cell,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
@@ -28,32 +25,6 @@ enum Source {
     Stopped,
 }
 
-thread_local! {
-    static PASSED: Cell<Option<Instant>> = const { Cell::new(None) };
-}
-
-/// Tells an inner service that is called meanwhile what time it is: layers that are called one inside the
-/// other need not each look at the clock, which costs more than most of what else they do.
-///
-/// Whoever takes it may pass it on; nobody else is told, so that it does not get old.
-#[inline]
-pub(crate) fn pass(now: &Now) -> Passing {
-    PASSED.set(now.instant);
-    Passing
-}
-
-/// A guard and not a function around the call: what a closure captures is copied into it, and a request is
-/// large.
-#[must_use = "it is told until this is dropped"]
-pub(crate) struct Passing;
-
-impl Drop for Passing {
-    #[inline]
-    fn drop(&mut self) {
-        PASSED.set(None);
-    }
-}
-
 /// One look at the clock, for all who want to know what time it is at some moment: the first of them looks.
 #[derive(Debug, Default)]
 pub(crate) struct Now {
@@ -63,13 +34,18 @@ pub(crate) struct Now {
 }
 
 impl Now {
-    /// What the layer outside has passed on, if it has.
+    /// One that was looked at already, if it was.
     #[inline]
-    pub(crate) fn passed() -> Self {
+    pub(crate) fn at(known: Option<Instant>) -> Self {
         Self {
-            instant: PASSED.take(),
+            instant: known,
             since: None,
         }
+    }
+
+    #[inline]
+    pub(crate) fn known(&self) -> Option<Instant> {
+        self.instant
     }
 
     #[inline]

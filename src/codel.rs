@@ -139,17 +139,18 @@ pub use crate::gate::age_gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, SubmittedAt, UntilBodyEnd,
     UntilResponse, Waited,
-    clock::{self, Clock, Now},
+    clock::{Clock, Now},
     gate::{
         age_gate::AgeGate,
-        hand_back,
-        handover::{Handover, KeptBack},
-        nested::LimiterId,
-        shed,
+        aside::{
+            self, LimiterId, hand_back,
+            handover::{Handover, KeptBack},
+            shed,
+            waited::polled_by,
+        },
     },
     submitted_at::{ExtractSubmittedAt, FromExtension},
     sync::Arc,
-    waited,
 };
 
 /// Admits requests by their age. See the [module](self) for all of it.
@@ -231,7 +232,7 @@ impl<S, E: Clone, H> Layer<S> for CoDelLayer<E, H> {
             inner,
             layer: self.clone(),
             wait: Wait::default(),
-            asked_by: None,
+            polled_by: None,
         }
     }
 }
@@ -258,7 +259,7 @@ pub struct CoDel<S, E = FromExtension, H = UntilResponse> {
     layer: CoDelLayer<E, H>,
     wait: Wait,
     /// The fair queue that polls this service, which may tell how long a request waited.
-    asked_by: Option<LimiterId>,
+    polled_by: Option<LimiterId>,
 }
 
 /// The caller's wait for the inner service, in the law's time.
@@ -287,11 +288,11 @@ where
     /// Ready when the inner service is.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        let (polled, rejects) = shed::watch(|| self.inner.poll_ready(cx));
+        let (polled, rejects) = aside::may_be_in_vain(|| self.inner.poll_ready(cx));
         if polled.is_pending() {
             let now = self.layer.gate.inner_pending();
             // Who sheds does not wait.
-            if !matches!(self.wait, Wait::Since(_)) && !shed::is_shedding(cx) {
+            if !matches!(self.wait, Wait::Since(_)) && !shed::is_not_waiting(cx) {
                 self.wait = Wait::Since(now);
             }
         } else if rejects {
@@ -302,14 +303,14 @@ where
         } else if let Wait::PerhapsInVain(waited) = self.wait {
             self.wait = Wait::Lasted(waited);
         }
-        self.asked_by = waited::asking();
+        self.polled_by = polled_by();
         polled.map_err(Into::into)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let mut now = Now::passed();
-        let outside = self.asked_by.take().and_then(Waited::take_from);
+        let mut now = aside::take_time();
+        let outside = self.polled_by.take().and_then(Waited::take_from);
         if let Wait::PerhapsInVain(waited) = self.wait {
             self.wait = Wait::None;
             return self.call_perhaps_in_vain(request, waited, outside, now);
@@ -323,7 +324,7 @@ where
         match gate.admit(submitted, waited, outside, &mut now) {
             Ok(()) => {
                 let permit = gate.permit();
-                let _passing = clock::pass(&now);
+                let _told = aside::tell_time(&now);
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, permit.into(), handover.end())
@@ -378,7 +379,7 @@ impl<S, E, H> CoDel<S, E, H> {
             Err(rejection) => return self.reject(request, rejection),
         };
         let permit = gate.permit();
-        let _passing = clock::pass(&now);
+        let _told = aside::tell_time(&now);
         let handover = Handover::<S::Error>::begin();
         let future = self.inner.call(request);
         let kept_back = handover.end();
@@ -483,7 +484,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::SubmittedAtLayer;
+    use crate::{SubmittedAtLayer, clock};
 
     #[test]
     fn an_accepted_request_looks_at_the_clock_twice() {

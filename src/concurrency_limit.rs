@@ -77,7 +77,11 @@ pub use crate::gate::gate::Snapshot;
 use crate::{
     BoxError, ConfigError, Hold, Overloaded, Permit, ResponseFuture, UntilBodyEnd, UntilResponse,
     config::ConcurrencyLimitConfig,
-    gate::{claim::Claim, gate::Gate, hand_back, handover::Handover},
+    gate::{
+        aside::{hand_back, handover::Handover},
+        claim::Claim,
+        gate::Gate,
+    },
     sync::Arc,
 };
 

@@ -114,10 +114,12 @@ use crate::{
     adaptive_concurrency::Limit,
     config::{AdaptiveConcurrencyConfig, EdgeConfig},
     gate::{
+        aside::{
+            hand_back,
+            handover::{Handover, can_be},
+        },
         gate::Gate,
         governor::Governor,
-        hand_back,
-        handover::{Handover, can_be},
     },
     respond::{Caller, OverloadBody, OverloadResponseFuture, is_unread},
     sync::Arc,

@@ -211,7 +211,7 @@ impl HoldKind for UntilBodyEnd {
 }
 
 pub(crate) mod sealed {
-    use crate::{BoxError, Permit, gate::nested::LimiterId};
+    use crate::{BoxError, Permit, gate::aside::LimiterId};
 
     pub trait Sealed {
         /// The inner service has panicked. What is held may yet be kept, if the panic is caught.

@@ -80,8 +80,8 @@ use crate::{
     circuit_breaker::{CircuitResponseFuture, Judging, State},
     config::KeyedCircuitBreakerConfig,
     gate::{
+        aside::hand_back,
         circuits::{Circuits, KeyedPass},
-        hand_back,
     },
     sync::Arc,
 };

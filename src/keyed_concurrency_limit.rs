@@ -80,10 +80,8 @@ use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     config::KeyedConcurrencyLimitConfig,
     gate::{
-        hand_back,
-        handover::Handover,
+        aside::{hand_back, handover::Handover, nested, shed},
         keyed_gates::{KeyedGates, Place, Serving},
-        nested, shed,
     },
     hold::sealed::Held,
     sync::Arc,
@@ -247,10 +245,10 @@ where
         let key = gates.fingerprint((self.layer.key)(&request));
         let place = match Place::new(gates, key).try_admit() {
             Err(place) => place,
-            Ok(mut serving) => match shed::try_now(|cx| self.inner.poll_ready(cx)) {
+            Ok(mut serving) => match shed::poll(|cx| self.inner.poll_ready(cx)).0 {
                 Poll::Ready(Ok(())) => {
                     serving.send();
-                    let held = nested::holding(nested::held(|| serving.limiter()));
+                    let held = nested::hold(|| serving.limiter());
                     let handover = Handover::<S::Error>::begin();
                     let future = self.inner.call(request);
                     drop(held);

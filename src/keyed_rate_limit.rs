@@ -107,7 +107,11 @@ pub use crate::gate::keyed_buckets::Snapshot;
 use crate::{
     BoxError, Clock, ConfigError, Overloaded, Rate, ResponseFuture,
     config::KeyedRateLimitConfig,
-    gate::{fingerprint::Fingerprint, hand_back, handover::Handover, keyed_buckets::KeyedBuckets},
+    gate::{
+        aside::{hand_back, handover::Handover},
+        fingerprint::Fingerprint,
+        keyed_buckets::KeyedBuckets,
+    },
     rate_limit,
     sync::Arc,
 };

@@ -144,7 +144,6 @@ pub mod saturation;
 pub mod shadow;
 pub mod submitted_at;
 mod sync;
-mod waited;
 pub mod wfq;
 
 pub use adaptive_concurrency::{AdaptiveConcurrency, AdaptiveConcurrencyLayer, Limit, Vegas};
@@ -159,7 +158,9 @@ pub use config_error::ConfigError;
 #[cfg(feature = "net")]
 pub use connection_limit::ConnectionLimit;
 pub use edge::{Edge, edge};
-pub use gate::{bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits};
+pub use gate::{
+    aside::Waited, bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits,
+};
 pub use hold::{Hold, UntilBodyEnd, UntilResponse};
 pub use keyed_circuit_breaker::{KeyedCircuitBreaker, KeyedCircuitBreakerLayer};
 pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLayer};
@@ -174,7 +175,6 @@ pub use retry::RetryPolicy;
 pub use saturation::{Saturation, SaturationLayer};
 pub use shadow::{Shadow, ShadowLayer};
 pub use submitted_at::{SubmittedAt, SubmittedAtLayer};
-pub use waited::Waited;
 pub use wfq::{Wfq, WfqConfig, WfqLayer};
 
 /// The README's example, compiled and run with the others.

@@ -69,10 +69,9 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Overloaded, Reason, ResponseFuture,
-    gate::{
-        hand_back,
+    gate::aside::{
+        LimiterId, hand_back,
         handover::Handover,
-        nested::LimiterId,
         shed::{self, Answer},
     },
 };

@@ -82,10 +82,9 @@ use crate::{
     BoxError, Clock, ConfigError, Overloaded, Rate, Reason, ResponseFuture,
     config::RateLimitConfig,
     gate::{
+        aside::{hand_back, handover::Handover},
         bucket::Bucket,
         claim::{Claim, Limiter},
-        hand_back,
-        handover::Handover,
     },
     sync::Arc,
 };

@@ -108,8 +108,10 @@ pub use self::{body::OverloadBody, http::RateLimitPolicy, protocol::Protocol};
 use crate::{
     BoxError, Overloaded, Reason,
     gate::{
-        hand_back::{self, Wanting},
-        handover::{Handover, KeptBack},
+        aside::{
+            hand_back::{self, Wanting},
+            handover::{Handover, KeptBack},
+        },
         response::pass_on,
     },
     jitter::Jitter,

@@ -100,10 +100,9 @@ pub use self::{
 };
 pub use crate::law::levels::{Level, Thresholds};
 use crate::{
-    BoxError, ConfigError, Overloaded, ResponseFuture, channel,
-    clock::{self, Now},
+    BoxError, ConfigError, Overloaded, ResponseFuture, channel, clock,
     config::SaturationConfig,
-    gate::{hand_back, handover::Handover},
+    gate::aside::{self, hand_back, handover::Handover},
     sync::Arc,
 };
 
@@ -236,10 +235,10 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let SaturationLayer { watch, classify } = &self.layer;
-        let mut now = Now::passed();
+        let mut now = aside::take_time();
         match watch.admit(now.instant(), || classify.classify(&request)) {
             Ok(()) => {
-                let _passing = clock::pass(&now);
+                let _told = aside::tell_time(&now);
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
                 ResponseFuture::admitted(future, (), handover.end())

@@ -95,8 +95,8 @@ pub use self::{
 use crate::{
     BoxError, Overloaded, Reason,
     gate::{
+        aside::handover::{self, Handover},
         bounds::Name,
-        handover::{Handover, aside},
     },
     sync::{Arc, AtomicU64, Mutex, Ordering::Relaxed, lock},
 };
@@ -204,8 +204,8 @@ where
         let handover = Handover::<S::Error>::begin();
         let real = self.inner.call(request);
         let kept_back = handover.end();
-        // What the layers on trial reject is not kept back.
-        aside(|| ShadowFuture::new(real, kept_back, layer, shown, M::response, counts))
+        let _told = handover::restore_after(); // what the layers on trial reject is not kept back
+        ShadowFuture::new(real, kept_back, layer, shown, M::response, counts)
     }
 }
 

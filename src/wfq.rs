@@ -123,17 +123,13 @@ pub use crate::gate::{
 };
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
-    clock::{self, Now},
+    clock::Now,
     gate::{
+        aside::{self, LimiterId, hand_back, handover::Handover, shed, waited},
         fair::{Came, Fair, Turns},
         gate::Gate,
-        hand_back,
-        handover::Handover,
-        nested::LimiterId,
-        shed,
     },
     sync::Arc,
-    waited,
 };
 
 /// Weighted fair queueing by tenant. See the [module](self) for all of it.
@@ -265,12 +261,12 @@ where
         if let Came::Begins(began) = came {
             let mut running = Running::new(Arc::clone(gate), began.grant);
             let id = LimiterId::of(gate);
-            let asking = waited::ask(id);
-            let polled = shed::try_now(|cx| self.inner.poll_ready(cx));
-            drop(asking);
+            let polling = waited::poll_for(id);
+            let (polled, _) = shed::poll(|cx| self.inner.poll_ready(cx));
+            drop(polling);
             if let Poll::Ready(Ok(())) = polled {
                 running.send();
-                let _told = (began.waited.tell(id), clock::pass(&now));
+                let _told = (began.waited.tell(id), aside::tell_time(&now));
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
                 return WfqResponseFuture::called(future, running, handover.end());

@@ -4,7 +4,7 @@ use std::{fmt, future::Future};
 
 use crate::{
     BoxError, Classify, Hold, ResponseFuture,
-    gate::{circuit::Reports, handover::Handover, response::guarded},
+    gate::{aside::handover::Handover, circuit::Reports, response::guarded},
     hold::sealed::Sealed,
 };
 

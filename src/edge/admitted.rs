@@ -9,10 +9,10 @@ use crate::{
     BoxError, ByStatus, Classify, Hold, UntilBodyEnd, UntilResponse,
     clock::Now,
     gate::{
+        aside::LimiterId,
         fair::{End, Fair, Grant},
         gate::Gate,
         governor::Dispatched,
-        nested::LimiterId,
     },
     hold::{HeldBody, sealed},
     sync::Arc,

@@ -20,11 +20,13 @@ use crate::{
     BoxError, Hold, LoadShed, LoadShedLayer, ResponseFuture, UntilResponse, Waited,
     clock::Now,
     gate::{
+        aside::{
+            self, hand_back,
+            handover::{self, Handover, KeptBack},
+        },
         bounds::nanos,
         fair::{Arrived, Fair},
         gate::Gate,
-        hand_back,
-        handover::{self, Handover, KeptBack},
     },
     submitted_at::{self, ExtractSubmittedAt},
     sync::Arc,
@@ -137,8 +139,8 @@ impl<S, E, H> GatesService<S, E, H> {
         submitted_at::FromExtension: ExtractSubmittedAt<R>,
     {
         let Shared { gate, extract } = &*self.gates.shared;
-        Waited::take(); // what layers further out tell is for the gate: nothing of it is known inside
-        let mut now = Now::passed();
+        Waited::forget(); // what layers further out tell is for the gate: nothing of it is known inside
+        let mut now = aside::take_time();
         let submitted = submitted_at::FromExtension.submitted_at(request);
         let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now.instant())));
         let tenant = extract.tenant(request);

@@ -14,10 +14,13 @@ use crate::{
     BoxError, LoadShed,
     clock::Now,
     gate::{
+        aside::{
+            LimiterId,
+            handover::{Handover, KeptBack},
+            nested,
+        },
         fair::{Arrival, Fair, Fate, Grant},
         gate::Gate,
-        handover::{Handover, KeptBack},
-        nested::{self, LimiterId},
     },
     sync::Arc,
 };

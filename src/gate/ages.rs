@@ -3,11 +3,14 @@
 
 use std::time::Duration;
 
-use super::room::{News, Scene, Wakes};
+use super::{
+    aside::is_on_trial,
+    room::{News, Scene, Wakes},
+};
 use crate::{
     Reason,
     law::codel::{CoDel, Entry, Report, Settings, Verdict},
-    observe::events::{self, LimitMoved},
+    observe::events::LimitMoved,
 };
 
 /// What a client is told that is rejected for its age: at least this, at most that.
@@ -84,7 +87,7 @@ impl Ages {
 
     /// What is asked from now on may be on trial.
     pub(crate) fn note_trial(&mut self) {
-        self.on_trial |= events::is_shadow();
+        self.on_trial |= is_on_trial();
     }
 
     /// Judges a request that could start now. [`roll`](Self::roll) comes first.

@@ -12,10 +12,9 @@ use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
 use super::{
+    aside::{self, LimiterId, nested, shed},
     bounds::Bounds,
-    nested::{self, LimiterId},
     queue::Ticket,
-    shed,
 };
 use crate::{BoxError, Overloaded, Reason, sync::Arc};
 
@@ -174,11 +173,10 @@ impl<L: Limiter> Claim<L> {
     {
         ready!(self.poll(cx));
         if !self.is_held() {
-            shed::note_refusing(); // `call` says so
+            aside::ready_in_vain(); // `call` says so
             return Poll::Ready(Ok(()));
         }
-        let limiter = nested::held(|| L::HOLDS.then(|| LimiterId::of(&self.limiter)));
-        let held = nested::holding(limiter);
+        let held = nested::hold(|| L::HOLDS.then(|| LimiterId::of(&self.limiter)));
         let polled = inner.poll_ready(cx).map_err(Into::into);
         drop(held);
         // An admission is kept while the inner service gets ready, but not for a caller that sheds:
@@ -186,7 +184,7 @@ impl<L: Limiter> Claim<L> {
         let keep = match polled {
             Poll::Ready(Ok(())) => true,
             Poll::Ready(Err(_)) => false,
-            Poll::Pending => !shed::is_shedding(cx),
+            Poll::Pending => !shed::is_not_waiting(cx),
         };
         if !keep {
             self.reset();
@@ -261,7 +259,7 @@ impl<L: Limiter> Claim<L> {
     /// If it is idle, an attempt was made just now that failed, and this is what was seen.
     #[cold]
     fn poll_slow(&mut self, cx: &mut Context<'_>, seen: Option<L::Seen>) -> Poll<()> {
-        if shed::is_shedding(cx) {
+        if shed::is_not_waiting(cx) {
             return self.poll_shedding(cx, seen);
         }
         // The ticket stays where it is all the while: what is foreign here, wakers and timers, may

@@ -15,12 +15,12 @@ use std::{
 };
 
 use super::{
+    aside::LimiterId,
     bounds::Name,
     claim::{Claim, Limiter},
     fingerprint::{ByFingerprint, Fingerprint, Fingerprints},
     foreign::Foreign,
     gate::{self, Gate},
-    nested::LimiterId,
     permit::Permit,
     waits::{WaitCounts, Waits},
 };

@@ -27,14 +27,12 @@
 //! `keyed_gates.rs` and `circuits.rs` have a bucket, a gate and a circuit for each key; `fingerprint.rs` is what keys and
 //! tenants are known by.
 //!
-//! `response.rs` is the future that carries a permit beside the inner service's future, `handover.rs` is how it knows whether
-//! a layer further in kept the request back, and `hand_back.rs` is how a rejected request gets back to the layer that
-//! answers the client. `shed.rs` is how a [`LoadShed`](crate::LoadShed) tells a gate that it does not want to wait.
-//! `foreign.rs` runs several wakers although one may panic. `nested.rs` finds, in debug builds, a request that waits
-//! for a limiter of which it holds a permit.
+//! `response.rs` is the future that carries a permit beside the inner service's future. [`aside`] is all that stacked layers
+//! tell each other. `foreign.rs` runs several wakers although one may panic.
 
 pub(crate) mod age_gate;
 pub(crate) mod ages;
+pub(crate) mod aside;
 pub(crate) mod bounds;
 pub(crate) mod bucket;
 pub(crate) mod circuit;
@@ -50,18 +48,14 @@ mod foreign;
 )]
 pub(crate) mod gate;
 pub(crate) mod governor;
-pub(crate) mod hand_back;
-pub(crate) mod handover;
 pub(crate) mod keyed_buckets;
 pub(crate) mod keyed_gates;
 #[cfg(all(test, backpressure_loom))]
 mod model;
-pub(crate) mod nested;
 pub(crate) mod permit;
 mod queue;
 pub(crate) mod response;
 mod room;
-pub(crate) mod shed;
 pub(crate) mod tenants;
 pub(crate) mod waits;
 mod word;

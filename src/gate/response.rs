@@ -9,7 +9,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{
+use super::aside::{
     handover::{self, KeptBack},
     nested,
 };
@@ -77,7 +77,7 @@ where
         let StateProjection::Admitted { future, hold } = state.as_mut().project() else {
             return Poll::Ready(Err(refusal(state.project())));
         };
-        let held = nested::holding(nested::held(|| hold.limiter()));
+        let held = nested::hold(|| hold.limiter());
         let polled = guarded(hold, || future.poll(cx));
         drop(held);
         let result = ready!(polled);

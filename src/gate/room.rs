@@ -6,7 +6,7 @@
 
 use std::{task::Waker, time::Duration};
 
-use super::{bounds::Bounds, foreign::Foreign};
+use super::{aside::on_trial, bounds::Bounds, foreign::Foreign};
 use crate::observe::events::{self, LimitMoved};
 
 /// Decides who waits and who is next. [`Fifo`](super::fifo::Fifo) serves in order of arrival, [`Fair`](super::fair::Fair)
@@ -90,14 +90,13 @@ pub(crate) struct News {
 
 impl News {
     pub(crate) fn tell(self) {
-        events::in_shadow_if(self.on_trial, || {
-            if let Some((stands, p95)) = self.stands {
-                events::queue(self.layer, stands, p95);
-            }
-            if let Some(moved) = self.moved {
-                events::limit_moved(self.layer, moved);
-            }
-        });
+        let _told = on_trial(self.on_trial);
+        if let Some((stands, p95)) = self.stands {
+            events::queue(self.layer, stands, p95);
+        }
+        if let Some(moved) = self.moved {
+            events::limit_moved(self.layer, moved);
+        }
     }
 }
 

@@ -13,12 +13,14 @@ use tower_service::Service;
 use crate::{
     BoxError, Hold, ResponseFuture,
     gate::{
+        aside::{
+            hand_back,
+            handover::{self, Handover, KeptBack},
+            nested,
+        },
         claim::Claim,
         gate::Gate,
-        hand_back,
-        handover::{self, Handover, KeptBack},
         keyed_gates::{Place, Serving},
-        nested,
     },
     hold::sealed::Held,
 };
@@ -115,7 +117,7 @@ where
         }
         let mut serving = place.admitted();
         serving.send();
-        let held = nested::holding(nested::held(|| serving.limiter()));
+        let held = nested::hold(|| serving.limiter());
         let handover = Handover::<S::Error>::begin();
         let future = self.inner.call(request);
         drop(held);

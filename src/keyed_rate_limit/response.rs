@@ -15,7 +15,7 @@ use tower_service::Service;
 use super::PutBack;
 use crate::{
     BoxError, ResponseFuture,
-    gate::{
+    gate::aside::{
         hand_back,
         handover::{self, Handover, KeptBack},
     },

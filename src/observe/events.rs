@@ -1,38 +1,14 @@
 //! Every line that the crate writes to the log, in one place. `observe.rs` has them in a table.
 
-use std::{cell::Cell, time::Duration};
+use std::time::Duration;
 
-use crate::{Reason, circuit_breaker::State, law::episode::News, saturation::Level};
+use crate::{
+    Reason, circuit_breaker::State, gate::aside::is_on_trial, law::episode::News, saturation::Level,
+};
 
-thread_local! {
-    static SHADOW: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs something of which every line says that it happened on trial only: see [`shadow`](crate::shadow).
-pub(crate) fn in_shadow<T>(run: impl FnOnce() -> T) -> T {
-    in_shadow_if(true, run)
-}
-
-/// Of a layer that is known to be on trial, whoever asks.
-pub(crate) fn in_shadow_if<T>(shadow: bool, run: impl FnOnce() -> T) -> T {
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            SHADOW.set(self.0);
-        }
-    }
-    let _before = Before(SHADOW.replace(shadow || SHADOW.get()));
-    run()
-}
-
-/// Whether that is so now.
-pub(crate) fn is_shadow() -> bool {
-    SHADOW.get()
-}
-
-/// The field that says so; where it is not so, there is none.
+/// The field that says that this happened on trial only: see [`shadow`](crate::shadow). Otherwise there is none.
 fn shadow() -> Option<bool> {
-    SHADOW.get().then_some(true)
+    is_on_trial().then_some(true)
 }
 
 /// What a layer refuses.

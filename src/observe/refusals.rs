@@ -12,6 +12,7 @@ use super::events;
 use crate::{
     Reason,
     clock::Clock,
+    gate::aside::{is_on_trial, on_trial},
     law::episode::{Episode, News},
 };
 
@@ -76,12 +77,11 @@ impl Refusals {
         }
         drop(episode);
         if refused.is_some() {
-            self.shadow.fetch_or(events::is_shadow(), Relaxed);
+            self.shadow.fetch_or(is_on_trial(), Relaxed);
         }
-        events::in_shadow_if(self.shadow.load(Relaxed), || {
-            for news in news.into_iter().flatten() {
-                events::refusals(layer, refused, news);
-            }
-        });
+        let _told = on_trial(self.shadow.load(Relaxed));
+        for news in news.into_iter().flatten() {
+            events::refusals(layer, refused, news);
+        }
     }
 }

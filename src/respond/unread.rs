@@ -6,8 +6,8 @@
 
 use std::{
     future::Future,
-    mem::{self, ManuallyDrop},
-    panic::{AssertUnwindSafe, catch_unwind},
+    mem,
+    panic::catch_unwind,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -21,7 +21,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::gate::hand_back::Wanting;
+use crate::gate::aside::hand_back::{self, Wanting};
 
 /// How much of a body is read, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,22 +53,18 @@ pub(crate) fn is_unread<B: Body>(request: &Request<B>) -> bool {
 /// instructions and would take 1055, in a router 7420 and 7491.
 #[inline(always)]
 pub(super) fn handed_back<B: 'static>(wanting: Wanting) -> Option<Box<Request<B>>> {
-    let is_given = wanting.is_given();
-    let mut wanting = ManuallyDrop::new(Some(wanting));
-    if is_given {
-        return take(&mut wanting);
+    match wanting.end() {
+        true => take(),
+        false => None,
     }
-    drop(ManuallyDrop::into_inner(wanting));
-    None
 }
 
 /// `extern "C"` tells the compiler that nothing unwinds. A panic would end the process, so none gets that far: the
 /// destructor of a request of another type may panic.
 #[cold]
 #[inline(never)]
-extern "C" fn take<B: 'static>(wanting: &mut Option<Wanting>) -> Option<Box<Request<B>>> {
-    let wanting = wanting.take()?;
-    let taken = catch_unwind(AssertUnwindSafe(|| wanting.take().map(Box::new)));
+extern "C" fn take<B: 'static>() -> Option<Box<Request<B>>> {
+    let taken = catch_unwind(|| hand_back::take()?.downcast().ok());
     taken.unwrap_or_else(|panic| {
         mem::forget(panic); // dropping it may panic too
         None
@@ -139,7 +135,6 @@ mod tests {
     use std::panic::panic_any;
 
     use super::*;
-    use crate::gate::hand_back;
 
     #[test]
     fn a_request_of_another_type_is_dropped_even_if_that_panics() {

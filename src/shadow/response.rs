@@ -20,8 +20,7 @@ use super::{
 };
 use crate::{
     BoxError, Overloaded, clock,
-    gate::{hand_back, handover::KeptBack},
-    observe::events,
+    gate::aside::{hand_back, handover::KeptBack, on_trial},
     sync::{Arc, Ordering::Relaxed},
 };
 
@@ -189,7 +188,9 @@ where
     });
     let mut has_come = false;
     let result = poll_fn(|cx| {
-        let polled = events::in_shadow(|| response.as_mut().poll(cx));
+        let told = on_trial(true);
+        let polled = response.as_mut().poll(cx);
+        drop(told);
         if !mem::replace(&mut has_come, true) && polled.is_pending() && !stand_in.is_called() {
             counts.0.waited.fetch_add(1, Relaxed);
         }

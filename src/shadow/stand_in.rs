@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Overloaded, clock,
-    gate::handover,
+    gate::aside::handover,
     sync::{Arc, Mutex, lock},
 };
 

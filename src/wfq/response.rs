@@ -14,17 +14,18 @@ use tower_service::Service;
 
 use crate::{
     BoxError, Hold, ResponseFuture,
-    clock::{self, Now},
+    clock::Now,
     gate::{
+        aside::{
+            self, LimiterId, hand_back,
+            handover::{self, Handover, KeptBack},
+            nested, waited,
+        },
         fair::{After, Arrival, Begun, Came, End, Fair, From as CameFrom, Grant, Look, Turns},
         gate::Gate,
-        hand_back,
-        handover::{self, Handover, KeptBack},
-        nested::{self, LimiterId},
     },
     hold::sealed::Held,
     sync::Arc,
-    waited,
 };
 
 pin_project! {
@@ -113,8 +114,8 @@ where
             let seat = ready!(self.as_mut().poll_turn(cx))?;
             let this = self.as_mut().project();
             let waker = WakesTurn::waker(this.wakes_turn, cx.waker(), this.place, seat);
-            let asking = waited::ask(LimiterId::of(&this.place.gate));
-            let polling = (Polling(this.place, seat), asking);
+            let told = waited::poll_for(LimiterId::of(&this.place.gate));
+            let polling = (Polling(this.place, seat), told);
             let polled = this.inner.poll_ready(&mut Context::from_waker(waker));
             drop(polling);
             if polled.map_err(Into::into)?.is_pending() {
@@ -129,7 +130,10 @@ where
                     after.run(&running.gate);
                     running.send();
                     let request = this.request.take().expect("sent once");
-                    let _told = (waited.tell(LimiterId::of(&running.gate)), clock::pass(&now));
+                    let _told = (
+                        waited.tell(LimiterId::of(&running.gate)),
+                        aside::tell_time(&now),
+                    );
                     let handover = Handover::<S::Error>::begin();
                     let future = this.inner.call(request);
                     return Poll::Ready(Ok((future, running, handover.end())));

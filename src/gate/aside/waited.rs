@@ -1,15 +1,8 @@
-//! What a queue further out tells the layers inside it about a request.
+//! What a fair queue tells the layers inside it about a request.
 
-use std::{cell::Cell, time::Duration};
+use std::time::Duration;
 
-use crate::gate::nested::LimiterId;
-
-thread_local! {
-    /// With the queue that tells it.
-    static WAITED: Cell<Option<(Waited, LimiterId)>> = const { Cell::new(None) };
-    /// The queue that polls its inner service.
-    static ASKING: Cell<Option<LimiterId>> = const { Cell::new(None) };
-}
+use super::{LimiterId, Telling, get, replace, tell};
 
 /// How long the request that is being called has waited in a [`Wfq`](crate::Wfq) further out, and how
 /// long others have.
@@ -49,70 +42,40 @@ impl Waited {
     /// Of the request that is being called on this thread. `None` outside of a `Service::call`, and where
     /// no `Wfq` is further out.
     pub fn current() -> Option<Self> {
-        WAITED.get().map(|(waited, _)| waited)
+        get(|told| &told.waited).map(|(waited, _)| waited)
     }
 
-    /// Forgets it: those further in are not told.
+    /// The queue `by` tells an inner service that it calls.
     #[inline]
-    pub(crate) fn take() {
-        WAITED.set(None);
+    pub(crate) fn tell(self, by: LimiterId) -> Telling<Option<(Self, LimiterId)>> {
+        tell(|told| &told.waited, Some((self, by)))
     }
 
-    /// For a layer that decides by it, if it was told by the queue that last [polled](asking) that layer. Those further in are
-    /// not told again.
+    /// Forgets it: layers further in are not told.
+    #[inline]
+    pub(crate) fn forget() {
+        replace(|told| &told.waited, None);
+    }
+
+    /// What `queue` tells, for a layer that it has [polled](polled_by). Layers further in are not told again.
     ///
     /// A handler may call a client stack of its own within its `call`. The queue that the handler's request waited in does
     /// not poll that stack, and what it tells is not for it.
     #[inline]
     pub(crate) fn take_from(queue: LimiterId) -> Option<Self> {
-        let (waited, by) = WAITED.take()?;
+        let (waited, by) = replace(|told| &told.waited, None)?;
         (queue == by).then_some(waited)
     }
-
-    /// Tells an inner service that is called meanwhile.
-    #[inline]
-    pub(crate) fn tell(self, by: LimiterId) -> Telling {
-        Telling {
-            before: WAITED.replace(Some((self, by))),
-        }
-    }
 }
 
-/// The queue that polls its inner service now, on this thread.
+/// The queue polls its inner service for a request that is to be sent.
 #[inline]
-pub(crate) fn asking() -> Option<LimiterId> {
-    ASKING.get()
+pub(crate) fn poll_for(queue: LimiterId) -> Telling<Option<LimiterId>> {
+    tell(|told| &told.polled_by, Some(queue))
 }
 
-/// This queue polls its inner service, until the guard is dropped.
+/// The queue that polls its inner service now.
 #[inline]
-pub(crate) fn ask(by: LimiterId) -> Asking {
-    Asking {
-        before: ASKING.replace(Some(by)),
-    }
-}
-
-#[must_use = "it asks until this is dropped"]
-pub(crate) struct Asking {
-    before: Option<LimiterId>,
-}
-
-impl Drop for Asking {
-    #[inline]
-    fn drop(&mut self) {
-        ASKING.set(self.before);
-    }
-}
-
-/// A guard and not a function around the call, as in [`clock::pass`](crate::clock::pass).
-#[must_use = "it is told until this is dropped"]
-pub(crate) struct Telling {
-    before: Option<(Waited, LimiterId)>,
-}
-
-impl Drop for Telling {
-    #[inline]
-    fn drop(&mut self) {
-        WAITED.set(self.before);
-    }
+pub(crate) fn polled_by() -> Option<LimiterId> {
+    get(|told| &told.polled_by)
 }

@@ -12,8 +12,8 @@
 //! stack's layers call each other from within `call`, so all of that happens while the outermost `call` runs. A client
 //! inside a handler is called later, when the handler's future is polled.
 //!
-//! So a layer that rejects a request or lets it wait says so in a thread-local cell, and a layer that calls its inner
-//! service clears the cell before and reads it after ([`Handover`]):
+//! So a layer that rejects a request or lets it wait tells so aside, and a layer that calls its inner service clears that before
+//! and reads it after ([`Handover`]):
 //!
 //! - **Set**: the request was kept back further in. The layer that kept it is responsible for what comes of it: it rejects
 //!   the request itself, or hands it on later and then does as described here. This layer takes the rejection as it is.
@@ -27,18 +27,17 @@
 //! send again. The reverse error, to take for safe what is not, needs a service that calls a client within its own
 //! `call`, is rejected there, and works all the same: before it awaits the client, or through another one.
 //!
-//! The flag needs no guard: it is cleared before it is read, on the same thread, in the same call. An inner service whose errors
+//! This needs no guard: it is cleared before it is read, on the same thread, in the same call. An inner service whose errors
 //! cannot be (`Infallible`) costs nothing.
 
-use std::{cell::Cell, marker::PhantomData};
+use std::marker::PhantomData;
 
-thread_local! {
-    static KEPT_BACK: Cell<KeptBack> = const { Cell::new(KeptBack::No) };
-}
+use super::{Telling, get, replace, tell};
 
 /// Whether a layer of this crate further in kept the request back when it was handed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum KeptBack {
+    #[default]
     No,
     /// It lets the request wait.
     Waits,
@@ -65,7 +64,7 @@ impl<E> Handover<E> {
     #[inline(always)] // one instruction, or none
     pub(crate) fn begin() -> Self {
         if can_be::<E>() {
-            KEPT_BACK.set(KeptBack::No);
+            set(KeptBack::No);
         }
         Self(PhantomData)
     }
@@ -73,7 +72,7 @@ impl<E> Handover<E> {
     #[inline(always)]
     pub(crate) fn end(self) -> KeptBack {
         match can_be::<E>() {
-            true => KEPT_BACK.get(),
+            true => get(|told| &told.kept_back),
             false => KeptBack::No,
         }
     }
@@ -82,21 +81,23 @@ impl<E> Handover<E> {
 /// A layer lets the request wait that it is called with.
 #[inline]
 pub(crate) fn keep_back() {
-    KEPT_BACK.set(KeptBack::Waits);
+    set(KeptBack::Waits);
 }
 
 /// A layer rejects the request that it is called with.
 #[inline]
 pub(crate) fn reject() {
-    KEPT_BACK.set(KeptBack::Rejected);
+    set(KeptBack::Rejected);
 }
 
-/// Runs something that is none of the layers outside's business, such as a trial.
-pub(crate) fn aside<T>(run: impl FnOnce() -> T) -> T {
-    let before = KEPT_BACK.get();
-    let ran = run();
-    KEPT_BACK.set(before);
-    ran
+/// What happens until the guard is dropped, such as a trial, is not for layers further out.
+pub(crate) fn restore_after() -> Telling<KeptBack> {
+    tell(|told| &told.kept_back, KeptBack::No)
+}
+
+#[inline(always)]
+fn set(kept_back: KeptBack) {
+    replace(|told| &told.kept_back, kept_back);
 }
 
 /// Whether there may be values of that type. Of a type without values a `Result` has no `Err`, and no need to say so.
