@@ -86,7 +86,7 @@
 mod admitted;
 mod handle;
 mod service;
-mod waiting;
+mod waiter;
 
 use std::{
     convert::Infallible,
@@ -397,8 +397,8 @@ where
                 // Routers have errors of which there are no values: nothing has to be known to answer one.
                 let caller = can_be::<S::Error>().then(|| Caller::of(&request));
                 let handover = Handover::<S::Error>::begin();
-                let future = self.gates.inner.get_mut().call(request);
-                let future = GatesFuture::sent(future, admitted, handover.end());
+                let future = self.gates.inner.call(request);
+                let future = GatesFuture::sent(future, admitted.into(), handover.end());
                 self.response.around(future, caller)
             }
             Admission::Waits(place) => {
@@ -426,8 +426,8 @@ impl<S, E, H> EdgeService<S, E, H> {
         let caller = Caller::of(&request);
         let wanting = hand_back::want();
         let handover = Handover::<S::Error>::begin();
-        let future = self.gates.inner.get_mut().call(request);
-        let future = GatesFuture::sent(future, admitted, handover.end());
+        let future = self.gates.inner.call(request);
+        let future = GatesFuture::sent(future, admitted.into(), handover.end());
         self.response.around_watched(future, caller, wanting)
     }
 }

@@ -61,7 +61,7 @@
 //! Use one value once on the path of a request, or the request waits for itself:
 //! [`concurrency_limit`](crate::concurrency_limit#cloning) has the details. Debug builds panic where that happens.
 
-mod response;
+mod waiter;
 
 use std::{
     fmt,
@@ -74,7 +74,8 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use self::response::KeyedLimitResponseFuture;
+use self::waiter::ForPermit;
+pub use self::waiter::KeyedLimitResponseFuture;
 pub use crate::gate::keyed_gates::{KeySnapshot, Snapshot, Totals};
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
@@ -252,7 +253,7 @@ where
                     let handover = Handover::<S::Error>::begin();
                     let future = self.inner.call(request);
                     drop(held);
-                    return KeyedLimitResponseFuture::called(future, serving, handover.end());
+                    return KeyedLimitResponseFuture::sent(future, serving.into(), handover.end());
                 }
                 polled => {
                     // Whatever it has reserved goes with it.
@@ -265,7 +266,13 @@ where
                 }
             },
         };
-        KeyedLimitResponseFuture::waiting(self.inner.clone(), request, place)
+        match ForPermit::new(place) {
+            Ok(waiter) => KeyedLimitResponseFuture::waits(waiter, self.inner.clone(), request),
+            Err(rejection) => {
+                hand_back::give(request);
+                KeyedLimitResponseFuture::failed(rejection)
+            }
+        }
     }
 }
 

@@ -85,7 +85,7 @@
 //! [`Reason::AtLimit`]: crate::Reason::AtLimit
 
 mod key;
-mod response;
+mod waiter;
 
 use std::{
     fmt,
@@ -98,14 +98,17 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::key::Reserved;
+use self::{
+    key::Reserved,
+    waiter::{ForToken, PutBack},
+};
 pub use self::{
     key::{Key, WithRate},
-    response::KeyedResponseFuture,
+    waiter::KeyedResponseFuture,
 };
 pub use crate::gate::keyed_buckets::Snapshot;
 use crate::{
-    BoxError, Clock, ConfigError, Overloaded, Rate, ResponseFuture,
+    BoxError, Clock, ConfigError, Overloaded, Rate,
     config::KeyedRateLimitConfig,
     gate::{
         aside::{hand_back, handover::Handover},
@@ -263,14 +266,10 @@ where
             Ok(Reserved { taken, .. }) if taken.is_there() => {
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
-                return ResponseFuture::admitted(future, (), handover.end()).into();
+                return KeyedResponseFuture::sent(future, (), handover.end());
             }
             // Before any code of the inner service runs: if that panics, nothing waits any more.
-            other => other.map(|reserved| PutBack {
-                handle: self.limit.handle.clone(),
-                reserved,
-                spent: false,
-            }),
+            other => other.map(|reserved| PutBack::new(self.limit.handle.clone(), reserved)),
         };
         // What the inner service has reserved for this request goes with the one it is in.
         let fresh = self.inner.clone();
@@ -278,11 +277,11 @@ where
         match reserved {
             Err(overloaded) => {
                 hand_back::give(request);
-                ResponseFuture::refused(overloaded).into()
+                KeyedResponseFuture::failed(overloaded)
             }
             Ok(put_back) => {
-                let wait = put_back.reserved.taken.wait();
-                KeyedResponseFuture::waiting(wait, put_back, self.inner.clone(), request)
+                let waiter = ForToken::new(put_back.wait(), put_back);
+                KeyedResponseFuture::waits(waiter, self.inner.clone(), request)
             }
         }
     }
@@ -293,32 +292,6 @@ impl<S: Clone, K> Clone for KeyedRateLimit<S, K> {
         Self {
             inner: self.inner.clone(),
             limit: self.limit.clone(),
-        }
-    }
-}
-
-/// Puts a token back that is not waited for to its end.
-struct PutBack {
-    handle: Handle,
-    reserved: Reserved,
-    /// Then it is too late.
-    spent: bool,
-}
-
-impl PutBack {
-    /// The token is there, and is spent.
-    fn disarm(&mut self) {
-        self.spent = true;
-    }
-}
-
-impl Drop for PutBack {
-    fn drop(&mut self) {
-        let buckets = &self.handle.buckets;
-        let Reserved { key, taken } = self.reserved;
-        buckets.stop_waiting(taken);
-        if !self.spent {
-            buckets.put_back(key, taken);
         }
     }
 }

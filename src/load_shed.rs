@@ -113,7 +113,7 @@ pub struct LoadShed<S> {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Asked {
+pub(crate) enum Asked {
     NotReady,
     Ready,
     /// This limiter of ours was full.
@@ -133,20 +133,15 @@ where
     #[inline]
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.asked = Asked::NotReady;
-        let (polled, full) = shed::poll(|cx| self.inner.poll_ready(cx));
-        match (polled, full) {
-            (Poll::Ready(Ok(())), _) => self.asked = Asked::Ready,
-            (Poll::Ready(Err(error)), _) => return Poll::Ready(Err(error.into())),
-            (Poll::Pending, Some(full)) => self.asked = Asked::Full(full),
-            (Poll::Pending, None) => self.inner = self.inner.clone(),
-        }
+        self.asked = ask(&mut self.inner).map_err(Into::into)?;
         Poll::Ready(Ok(()))
     }
 
     /// Without a `poll_ready` before it, refuses.
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        match self.take_ready::<R>() {
+        let asked = mem::replace(&mut self.asked, Asked::NotReady);
+        match answer(&mut self.inner, asked) {
             Ok(()) => {
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
@@ -160,48 +155,58 @@ where
     }
 }
 
-impl<S> LoadShed<S> {
-    /// Says that the inner service is to be called now, or why not.
-    #[inline]
-    pub(crate) fn take_ready<R>(&mut self) -> Result<(), Box<Overloaded>>
-    where
-        S: Service<R> + Clone,
-    {
-        match mem::replace(&mut self.asked, Asked::NotReady) {
-            Asked::Ready => Ok(()),
-            Asked::Full(full) => self.reject(full),
-            Asked::NotReady => Err(not_ready()),
+/// Sees whether a service is ready now.
+#[inline]
+pub(crate) fn ask<S, R>(inner: &mut S) -> Result<Asked, S::Error>
+where
+    S: Service<R> + Clone,
+{
+    let (polled, full) = shed::poll(|cx| inner.poll_ready(cx));
+    match (polled, full) {
+        (Poll::Ready(polled), _) => polled.map(|()| Asked::Ready),
+        (Poll::Pending, Some(full)) => Ok(Asked::Full(full)),
+        (Poll::Pending, None) => {
+            *inner = inner.clone();
+            Ok(Asked::NotReady)
         }
     }
+}
 
-    /// Asks the limiter that was full for its rejection. By now it may have room, and another one may be full.
-    #[cold]
-    fn reject<R>(&mut self, mut full: LimiterId) -> Result<(), Box<Overloaded>>
-    where
-        S: Service<R> + Clone,
-    {
-        const ASKS: usize = 4;
-        for _ in 0..ASKS {
-            match shed::reject(full, |cx| self.inner.poll_ready(cx)) {
-                Answer::Rejected(rejection, is_ready) => {
-                    if is_ready {
-                        self.inner = self.inner.clone(); // what it has reserved goes back
-                    }
-                    return Err(rejection);
+/// Says that a service that was [asked](ask) is to be called now, or why not.
+#[inline]
+pub(crate) fn answer<S, R>(inner: &mut S, asked: Asked) -> Result<(), Box<Overloaded>>
+where
+    S: Service<R> + Clone,
+{
+    match asked {
+        Asked::Ready => Ok(()),
+        Asked::Full(full) => reject(inner, full),
+        Asked::NotReady => Err(not_ready()),
+    }
+}
+
+/// Asks the limiter that was full for its rejection. By now it may have room, and another one may be full.
+#[cold]
+fn reject<S, R>(inner: &mut S, mut full: LimiterId) -> Result<(), Box<Overloaded>>
+where
+    S: Service<R> + Clone,
+{
+    const ASKS: usize = 4;
+    for _ in 0..ASKS {
+        match shed::reject(full, |cx| inner.poll_ready(cx)) {
+            Answer::Rejected(rejection, is_ready) => {
+                if is_ready {
+                    *inner = inner.clone(); // what it has reserved goes back
                 }
-                Answer::NotRejected(Poll::Ready(Ok(())), _) => return Ok(()),
-                Answer::NotRejected(Poll::Pending, Some(other)) => full = other,
-                // It is dead, as `poll_ready` will tell, or what holds it up is not ours.
-                Answer::NotRejected(..) => break,
+                return Err(rejection);
             }
+            Answer::NotRejected(Poll::Ready(Ok(())), _) => return Ok(()),
+            Answer::NotRejected(Poll::Pending, Some(other)) => full = other,
+            // It is dead, as `poll_ready` will tell, or what holds it up is not ours.
+            Answer::NotRejected(..) => break,
         }
-        Err(not_ready())
     }
-
-    #[inline]
-    pub(crate) fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
+    Err(not_ready())
 }
 
 impl<S: Clone> Clone for LoadShed<S> {

@@ -89,9 +89,9 @@
 
 mod config;
 mod extract;
-mod response;
 #[cfg(feature = "spiffe")]
 mod spiffe;
+mod waiter;
 
 use std::{
     fmt,
@@ -106,16 +106,14 @@ use tower_service::Service;
 
 #[cfg(feature = "spiffe")]
 pub use self::spiffe::{FromSpiffe, spiffe_id};
-pub(crate) use self::{
-    config::WeightOf,
-    response::{Place, Running},
-};
+use self::waiter::ForTurn;
+pub(crate) use self::{config::WeightOf, waiter::Running};
 pub use self::{
     config::WfqConfig,
     extract::{
         ExtractTenant, FromExtension, FromHead, FromHeader, Head, TenantId, WithCost, from_head,
     },
-    response::WfqResponseFuture,
+    waiter::WfqResponseFuture,
 };
 pub use crate::gate::{
     fair::TurnSnapshot as Snapshot,
@@ -126,7 +124,7 @@ use crate::{
     clock::Now,
     gate::{
         aside::{self, LimiterId, hand_back, handover::Handover, shed, waited},
-        fair::{Came, Fair, Turns},
+        fair::{Came, Fair, Place, Turns},
         gate::Gate,
     },
     sync::Arc,
@@ -269,7 +267,7 @@ where
                 let _told = (began.waited.tell(id), aside::tell_time(&now));
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
-                return WfqResponseFuture::called(future, running, handover.end());
+                return WfqResponseFuture::sent(future, running.into(), handover.end());
             }
             // Whatever it has reserved goes with it. A limiter of another crate may have given it a place in its
             // queue: whoever kept that would be handed what is for the one whose turn it is.
@@ -291,7 +289,7 @@ where
             after.run(gate);
         }
         match place {
-            Ok(place) => WfqResponseFuture::waiting(self.inner.clone(), request, place),
+            Ok(place) => WfqResponseFuture::waits(ForTurn::new(place), self.inner.clone(), request),
             Err(rejected) => {
                 gate.bounds.report(rejected.reason());
                 hand_back::give(request);

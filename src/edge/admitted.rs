@@ -9,13 +9,13 @@ use crate::{
     BoxError, ByStatus, Classify, Hold, UntilBodyEnd, UntilResponse,
     clock::Now,
     gate::{
+        ages::Ages,
         aside::LimiterId,
-        fair::{End, Fair, Grant},
+        fair::{End, Fair, Granted},
         gate::Gate,
         governor::Dispatched,
     },
     hold::{HeldBody, sealed},
-    sync::Arc,
 };
 
 /// One admitted request. Dropping it hands the permit on, and settles what the tenant is charged.
@@ -25,40 +25,38 @@ use crate::{
 )]
 #[derive(Debug)]
 pub struct Admitted {
-    gate: Arc<Gate<Fair>>,
-    /// Until it is over.
-    grant: Option<Grant>,
-    end: End,
+    granted: Granted<Ages>,
     dispatched: Option<Dispatched>,
 }
 
-impl Admitted {
+impl From<Granted<Ages>> for Admitted {
     #[inline]
-    pub(super) fn new(gate: Arc<Gate<Fair>>, grant: Grant) -> Self {
+    fn from(granted: Granted<Ages>) -> Self {
         Self {
-            gate,
-            grant: Some(grant),
-            end: End::NotSent,
+            granted,
             dispatched: None,
         }
     }
+}
 
+impl Admitted {
     /// It is no request, but work of a handle's owner.
     pub(super) fn for_own_work(mut self) -> Self {
-        self.end = End::Released;
+        self.granted.end = End::Released;
         self
     }
 
     /// It is sent now.
     #[inline]
     pub(super) fn send(&mut self, now: &mut Now) {
-        self.end = End::Served;
-        self.dispatched = Some(self.gate.governor().dispatch(&self.gate, now));
+        self.granted.end = End::Served;
+        let gate = self.granted.gate();
+        self.dispatched = Some(gate.governor().dispatch(gate, now));
     }
 
     /// A layer further in has rejected it.
     pub(super) fn refuse(&mut self) {
-        self.end = End::Refused;
+        self.granted.end = End::Refused;
     }
 
     /// The law learns from it before its permit is handed on, so that the next request meets the limit as it is then.
@@ -69,8 +67,8 @@ impl Admitted {
     {
         if let Some(dispatched) = self.dispatched {
             let outcome = ByStatus.classify(result).for_limit();
-            let governor = self.gate.governor();
-            governor.complete(&self.gate, dispatched, outcome, now);
+            let gate = self.granted.gate();
+            gate.governor().complete(gate, dispatched, outcome, now);
         }
     }
 
@@ -81,27 +79,21 @@ impl Admitted {
         ByStatus: Classify<Res>,
     {
         let mut now = Now::default();
-        match (self.dispatched, &self.grant) {
-            (Some(dispatched), Some(grant)) if self.gate.passes(grant) => {
-                let used = self.gate.used(grant, &mut now);
+        let gate = self.granted.gate();
+        match (self.dispatched, self.granted.grant()) {
+            (Some(dispatched), Some(grant)) if gate.passes(grant) => {
+                let used = gate.used(grant, &mut now);
                 let outcome = ByStatus.classify(Ok(response)).for_limit();
-                let governor = self.gate.governor();
                 // From here on it is counted, even if the law, which may be foreign, panics: only its permit is held.
-                self.grant = None;
-                let _permit = Completes(&self.gate);
-                governor.complete_past(&self.gate, dispatched, outcome, used, &mut now);
+                self.granted.take();
+                let gate = self.granted.gate();
+                let _permit = Completes(gate);
+                (gate.governor()).complete_past(gate, dispatched, outcome, used, &mut now);
             }
             _ => {
                 self.learn(Ok(response), &mut now);
-                self.over(&mut now);
+                self.granted.over(&mut now);
             }
-        }
-    }
-
-    #[inline]
-    fn over(&mut self, now: &mut Now) {
-        if let Some(grant) = self.grant.take() {
-            self.gate.end(grant, self.end, now);
         }
     }
 }
@@ -116,18 +108,9 @@ impl Drop for Completes<'_> {
     }
 }
 
-impl Drop for Admitted {
-    #[inline]
-    fn drop(&mut self) {
-        if self.grant.is_some() {
-            self.over(&mut Now::default());
-        }
-    }
-}
-
 impl sealed::Held for Admitted {
     fn limiter(&self) -> Option<LimiterId> {
-        Some(LimiterId::of(&self.gate))
+        Some(LimiterId::of(self.granted.gate()))
     }
 }
 
@@ -161,8 +144,8 @@ impl<H> Holding<H> {
         let mut admitted = self.admitted;
         let mut now = Now::default();
         admitted.learn::<Res>(Err(error), &mut now);
-        admitted.end = End::of(error);
-        admitted.over(&mut now);
+        admitted.granted.end = End::of(error);
+        admitted.granted.over(&mut now);
     }
 }
 

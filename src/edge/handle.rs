@@ -10,7 +10,7 @@ use crate::{
     gate::{
         age_gate::check,
         bounds::nanos,
-        fair::{self, Fair},
+        fair::{self, Fair, Granted},
         gate::{self, Gate},
     },
     sync::Arc,
@@ -287,8 +287,8 @@ impl Handle {
     pub fn try_acquire(&self) -> Result<Permit, Overloaded> {
         match self.gate.try_start() {
             Ok(grant) => {
-                let admitted = Admitted::new(Arc::clone(&self.gate), grant);
-                Ok(Permit(admitted.for_own_work()))
+                let granted = Granted::new(Arc::clone(&self.gate), grant);
+                Ok(Permit(Admitted::from(granted).for_own_work()))
             }
             Err(rejection) => Err(*rejection),
         }

@@ -2,32 +2,29 @@
 
 use std::{
     fmt,
-    future::Future,
     marker::PhantomData,
-    pin::Pin,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll},
 };
 
-use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
     admitted::{Admitted, Holding},
-    waiting::{Place, Waiting},
+    waiter::ForPermit,
 };
 use crate::{
-    BoxError, Hold, LoadShed, LoadShedLayer, ResponseFuture, UntilResponse, Waited,
+    BoxError, Hold, UntilResponse, Waited,
     clock::Now,
     gate::{
-        aside::{
-            self, hand_back,
-            handover::{self, Handover, KeptBack},
-        },
+        ages::Ages,
+        aside::{self, hand_back, handover::Handover},
         bounds::nanos,
-        fair::{Arrived, Fair},
+        fair::{Arrived, Fair, Granted, Place},
         gate::Gate,
+        waiting::WaitingFuture,
     },
+    load_shed,
     submitted_at::{self, ExtractSubmittedAt},
     sync::Arc,
     wfq::{ExtractTenant, FromExtension},
@@ -72,7 +69,7 @@ impl<S, E, H> Layer<S> for Gates<E, H> {
 
     fn layer(&self, inner: S) -> Self::Service {
         GatesService {
-            inner: LoadShedLayer::new().layer(inner),
+            inner,
             gates: self.clone(),
         }
     }
@@ -80,7 +77,7 @@ impl<S, E, H> Layer<S> for Gates<E, H> {
 
 /// A service behind the gates of an edge. Made by [`Gates`].
 pub struct GatesService<S, E = FromExtension, H = UntilResponse> {
-    pub(super) inner: LoadShed<S>,
+    pub(super) inner: S,
     gates: Gates<E, H>,
 }
 
@@ -108,8 +105,8 @@ where
         match self.admit(&request) {
             Admission::Sent(admitted) => {
                 let handover = Handover::<S::Error>::begin();
-                let future = self.inner.get_mut().call(request);
-                GatesFuture::sent(future, admitted, handover.end())
+                let future = self.inner.call(request);
+                GatesFuture::sent(future, admitted.into(), handover.end())
             }
             Admission::Waits(place) => self.wait(request, place),
             Admission::Failed(error) => {
@@ -124,7 +121,7 @@ where
 pub(super) enum Admission {
     /// It is to be sent to the inner service, at once.
     Sent(Admitted),
-    Waits(Place),
+    Waits(Place<Ages>),
     Failed(BoxError),
 }
 
@@ -146,8 +143,8 @@ impl<S, E, H> GatesService<S, E, H> {
         let tenant = extract.tenant(request);
         match gate.arrive(tenant.as_deref(), extract.cost(request), age, &mut now) {
             Arrived::Goes(grant) => {
-                let admitted = Admitted::new(Arc::clone(gate), grant);
-                match make_ready::<S, R>(&mut self.inner, admitted, &mut now) {
+                let granted = Granted::new(Arc::clone(gate), grant);
+                match make_ready(&mut self.inner, granted.into(), &mut now) {
                     Ok(admitted) => Admission::Sent(admitted),
                     Err(error) => Admission::Failed(error),
                 }
@@ -159,15 +156,11 @@ impl<S, E, H> GatesService<S, E, H> {
 
     /// The future of a request that has to wait.
     #[cold]
-    pub(super) fn wait<R>(&self, request: R, place: Place) -> GatesFuture<S, S::Future, R, H>
+    pub(super) fn wait<R>(&self, request: R, place: Place<Ages>) -> GatesFuture<S, S::Future, R, H>
     where
         S: Service<R> + Clone,
     {
-        handover::keep_back();
-        let waiting = Box::pin(Waiting::new(self.inner.clone(), request, place));
-        GatesFuture {
-            state: State::Waits { waiting },
-        }
+        GatesFuture::waits(ForPermit::new(place), self.inner.clone(), request)
     }
 }
 
@@ -175,7 +168,7 @@ impl<S, E, H> GatesService<S, E, H> {
 /// request is rejected: it does not wait twice.
 #[inline]
 pub(super) fn make_ready<S, R>(
-    inner: &mut LoadShed<S>,
+    inner: &mut S,
     mut admitted: Admitted,
     now: &mut Now,
 ) -> Result<Admitted, BoxError>
@@ -184,96 +177,23 @@ where
     S::Error: Into<BoxError>,
     R: 'static,
 {
-    let mut cx = Context::from_waker(Waker::noop()); // a shed is ready or dead, and wakes nobody
-    if let Poll::Ready(Err(error)) = inner.poll_ready(&mut cx) {
-        *inner = inner.clone();
-        return Err(error);
-    }
+    let asked = match load_shed::ask(inner) {
+        Ok(asked) => asked,
+        Err(error) => {
+            *inner = inner.clone();
+            return Err(error.into());
+        }
+    };
     admitted.send(now);
-    if let Err(rejection) = inner.take_ready::<R>() {
+    if let Err(rejection) = load_shed::answer(inner, asked) {
         admitted.refuse();
         return Err(rejection);
     }
     Ok(admitted)
 }
 
-pin_project! {
-    /// The response of the inner service, once the request was admitted; or the rejection.
-    //
-    // The inner future is a parameter, and no field names it by way of `S`: to find it there the compiler would have to
-    // prove `S::Error: Into<BoxError>` again where this is awaited, which it cannot do in an async block if the error is
-    // a `BoxError`. See `tests/spawned.rs`.
-    pub struct GatesFuture<S, F, R, H = UntilResponse> {
-        #[pin]
-        state: State<S, F, R, H>,
-    }
-}
-
-pin_project! {
-    #[project = StateProjection]
-    enum State<S, F, R, H> {
-        Sent { #[pin] response: ResponseFuture<F, Holding<H>> },
-        // Boxed, which keeps the future of every request that need not wait small.
-        Waits { waiting: Pin<Box<Waiting<S, R>>> },
-        Failed { error: Option<BoxError> },
-    }
-}
-
-impl<S, F, R, H> GatesFuture<S, F, R, H> {
-    #[inline]
-    pub(super) fn sent(future: F, admitted: Admitted, kept_back: KeptBack) -> Self {
-        let response = ResponseFuture::admitted(future, admitted.into(), kept_back);
-        Self {
-            state: State::Sent { response },
-        }
-    }
-
-    #[cold]
-    pub(super) fn failed(error: BoxError) -> Self {
-        handover::reject();
-        Self {
-            state: State::Failed { error: Some(error) },
-        }
-    }
-}
-
-impl<S, F, R, H> Future for GatesFuture<S, F, R, H>
-where
-    S: Service<R, Future = F> + Clone,
-    F: Future<Output = Result<S::Response, S::Error>>,
-    S::Error: Into<BoxError>,
-    Holding<H>: Hold<S::Response>,
-    R: 'static,
-{
-    type Output = Result<<Holding<H> as Hold<S::Response>>::Response, BoxError>;
-
-    #[inline]
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            let (future, admitted, kept_back) = match state.as_mut().project() {
-                StateProjection::Sent { response } => return response.poll(cx),
-                StateProjection::Waits { waiting } => match ready!(waiting.as_mut().poll(cx)) {
-                    Ok(sent) => sent,
-                    Err(error) => {
-                        let rejected = waiting.as_mut().take_request();
-                        // What the inner service has reserved goes now, whatever becomes of this future.
-                        state.set(State::Failed { error: None });
-                        if let Some(request) = rejected {
-                            hand_back::give(request);
-                        }
-                        return Poll::Ready(Err(error));
-                    }
-                },
-                StateProjection::Failed { error } => {
-                    return Poll::Ready(Err(error.take().expect("polled after it completed")));
-                }
-            };
-            let response = ResponseFuture::admitted(future, admitted.into(), kept_back);
-            state.set(State::Sent { response });
-        }
-    }
-}
+/// The response of the inner service, once the request was admitted; or the rejection.
+pub type GatesFuture<S, F, R, H = UntilResponse> = WaitingFuture<ForPermit, S, F, R, Holding<H>>;
 
 impl<E, H> Clone for Gates<E, H> {
     fn clone(&self) -> Self {
@@ -308,15 +228,14 @@ impl<S: fmt::Debug, E, H> fmt::Debug for GatesService<S, E, H> {
     }
 }
 
-impl<S, F, R, H> fmt::Debug for GatesFuture<S, F, R, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GatesFuture").finish_non_exhaustive()
-    }
-}
-
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests {
-    use std::{convert::Infallible, future::ready, pin::pin};
+    use std::{
+        convert::Infallible,
+        future::{Future, ready},
+        pin::pin,
+        task::Waker,
+    };
 
     use http::{Request, Response};
     use tower::service_fn;

@@ -23,19 +23,23 @@
 
 #[cfg(all(test, backpressure_loom))]
 mod models;
+mod place;
 mod requests;
 mod settings;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
 mod turns;
+mod waiters;
 
 use std::{mem, num::NonZeroU32, task::Waker};
 
 pub use self::turns::Snapshot as TurnSnapshot;
 pub(crate) use self::{
-    requests::{After, Arrival, Arrived, End, Fate, Serves},
+    place::{Granted, Place},
+    requests::Arrived,
     settings::Snapshot,
     turns::{Begun, Came, From, Look, Turns},
+    waiters::{After, Arrival, End, Fate, Serves},
 };
 use super::{
     ages::{Age, Ages},
@@ -52,7 +56,7 @@ use crate::{
     },
     sync::{
         AtomicU64, AtomicUsize,
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::{Acquire, Relaxed},
     },
 };
 
@@ -417,24 +421,7 @@ impl<S: Serves> Fair<S> {
     }
 }
 
-impl Fair {
-    /// Whether requests without a tenant may start without the lock: there is no other tenant, none is capped, and nobody
-    /// looks for tenants that do not come.
-    fn is_calm(&self) -> bool {
-        self.tenants.is_one() && self.queue.is_uncapped() && !self.is_looking_for_tenants()
-    }
-
-    /// Whether a request may start at once, if there is a permit, without the age law being told.
-    #[inline]
-    fn is_quiet(&self, now: u64, in_flight: u64, age: u64) -> bool {
-        age == 0
-            && now < self.serves.quiet_until()
-            && in_flight < self.serves.quiet_below()
-            && self.queue.is_uncapped()
-    }
-}
-
-impl Room for Fair {
+impl<S: Serves> Room for Fair<S> {
     const NEEDS_TIME: bool = true;
 
     type Published = Quiet;
@@ -453,43 +440,9 @@ impl Room for Fair {
         self.queue.has_next()
     }
 
+    #[inline]
     fn next(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
-        let now = scene.now;
-        self.serves.roll(scene, wakes);
-        let mut next = Next::Nobody;
-        while next == Next::Nobody && !wakes.is_full() {
-            let Some((ticket, mut charge)) = self.queue.next(now) else {
-                break;
-            };
-            let tenant = charge.tenant();
-            let (since, seat) = self.queue.begin(&ticket, &mut charge, now);
-            let own = now.saturating_sub(since);
-            scene.bounds.waits.record(own);
-            let age = Age {
-                all: self.seats[seat].older.saturating_add(own),
-                own,
-                oldest: self.oldest_that_may_run(now),
-            };
-            match self.serves.judge(scene, &age) {
-                Ok(()) => {
-                    let seat = &mut self.seats[seat];
-                    seat.state = State::Goes(charge);
-                    wakes.push(mem::replace(&mut seat.waker, Waker::noop().clone()));
-                    next = Next::Goes;
-                }
-                Err(reason) => {
-                    self.queue.refund(charge);
-                    let rejection = Rejection::by_age(reason, age);
-                    self.reject(tenant, seat, rejection, scene.bounds, wakes);
-                }
-            }
-        }
-        let somebody_waits = self.queue.waiting() > 0;
-        if somebody_waits {
-            self.serves.note_waiting(now);
-        }
-        self.note_busy(somebody_waits, now);
-        next
+        S::next(self, scene, wakes)
     }
 
     fn published(&self) -> Quiet {
@@ -498,20 +451,8 @@ impl Room for Fair {
         quiet
     }
 
+    #[inline]
     fn publish(&self, quiet: &Quiet) {
-        let until = match self.is_calm() {
-            true => self.serves.quiet_until(),
-            false => 0,
-        };
-        let below = self.serves.quiet_below() as usize;
-        if quiet.below.load(Relaxed) != below {
-            quiet.below.store(below, Relaxed);
-        }
-        if quiet.until.load(Relaxed) != until {
-            quiet.until.store(until, Release);
-        }
-        if self.busy.since.is_none() && quiet.busy.load(Relaxed) != self.busy.total {
-            quiet.busy.store(self.busy.total, Relaxed);
-        }
+        S::publish(self, quiet);
     }
 }

@@ -57,5 +57,6 @@ mod queue;
 pub(crate) mod response;
 mod room;
 pub(crate) mod tenants;
+pub(crate) mod waiting;
 pub(crate) mod waits;
 mod word;

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use super::{
-    Ages, Busy, Fair, Quiet, Slab, Wakes,
-    requests::{After, Serves},
+    Ages, Busy, Fair, Slab, Wakes,
+    waiters::{After, Serves},
 };
 use crate::{
     Clock, ConfigError, WfqConfig,
@@ -65,10 +65,7 @@ impl Gate<Fair> {
     }
 }
 
-impl<S: Serves> Gate<Fair<S>>
-where
-    Fair<S>: Room<Published = Quiet>,
-{
+impl<S: Serves> Gate<Fair<S>> {
     /// Changes the room. Who may go by that, goes.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Fair<S>) -> T) -> T {
         let now = self.clock.nanos(); // not under the lock

@@ -23,8 +23,8 @@ mod models;
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{
-    Fair, Grant, Quiet, Rejection, State, Wakes,
-    requests::{After, Arrival, End, Serves},
+    Fair, Grant, Rejection, State, Wakes,
+    waiters::{After, Arrival, End, Serves},
 };
 use crate::{
     Overloaded, Waited, WfqConfig,
@@ -82,6 +82,27 @@ impl Turns {
 }
 
 impl Serves for Turns {
+    fn next(room: &mut Fair<Self>, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
+        let Some((ticket, charge)) = room.queue.next(scene.now) else {
+            return Next::Nobody;
+        };
+        let seat = *room.queue.with(&ticket).expect("it is in");
+        room.serves.0.push(Turn {
+            seat,
+            ticket,
+            woken: Some(scene.now),
+        });
+        let waits = &mut room.seats[seat];
+        waits.state = State::Goes(charge);
+        wakes.push(mem::replace(&mut waits.waker, Waker::noop().clone()));
+        Next::Goes
+    }
+
+    #[inline]
+    fn over(gate: &Gate<Fair<Self>>, grant: Grant, end: End, now: &mut Now) {
+        gate.over(grant, end, now);
+    }
+
     fn withdraw(
         room: &mut Fair<Self>,
         arrival: &Arrival,
@@ -115,48 +136,6 @@ impl Fair<Turns> {
             oldest: self.oldest_that_may_run(now).map(Duration::from_nanos),
         }
     }
-}
-
-impl Room for Fair<Turns> {
-    const NEEDS_TIME: bool = true;
-
-    type Published = Quiet;
-
-    #[inline]
-    fn waiting(&self) -> usize {
-        self.queue.waiting()
-    }
-
-    fn oldest(&self) -> Option<u64> {
-        self.queue.oldest()
-    }
-
-    #[inline]
-    fn has_next(&self) -> bool {
-        self.queue.has_next()
-    }
-
-    fn next(&mut self, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
-        let Some((ticket, charge)) = self.queue.next(scene.now) else {
-            return Next::Nobody;
-        };
-        let seat = *self.queue.with(&ticket).expect("it is in");
-        self.serves.0.push(Turn {
-            seat,
-            ticket,
-            woken: Some(scene.now),
-        });
-        let waits = &mut self.seats[seat];
-        waits.state = State::Goes(charge);
-        wakes.push(mem::replace(&mut waits.waker, Waker::noop().clone()));
-        Next::Goes
-    }
-
-    fn published(&self) -> Quiet {
-        Quiet::never(self.fingerprints.clone())
-    }
-
-    fn publish(&self, _: &Quiet) {}
 }
 
 /// What a request that has come may do.
