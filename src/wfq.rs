@@ -96,9 +96,7 @@ mod waiter;
 use std::{
     fmt,
     marker::PhantomData,
-    num::NonZeroU32,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use tower_layer::Layer;
@@ -124,7 +122,7 @@ use crate::{
     clock::Now,
     gate::{
         aside::{self, LimiterId, hand_back, handover::Handover, shed, waited},
-        fair::{Came, Fair, Place, Turns},
+        fair::{Came, Fair, Place, Turns, tenant_verbs},
         gate::Gate,
     },
     sync::Arc,
@@ -352,60 +350,5 @@ impl Handle {
         Ok(())
     }
 
-    /// All tenants that are remembered, in no order, and the two shared ones first. It goes through all of
-    /// them, so it is not for every request.
-    pub fn tenants(&self) -> Vec<TenantSnapshot> {
-        self.gate.all_tenants()
-    }
-
-    /// One tenant, if it is remembered.
-    pub fn tenant(&self, tenant: impl Into<Tenant>) -> Option<TenantSnapshot> {
-        self.gate.one_tenant(&tenant.into())
-    }
-
-    /// Changes a tenant's weight, whether or not it is known yet. What it was charged already stays. For weights by
-    /// plan, or for more than a few tenants, see [`WfqConfig::weight_of`].
-    ///
-    /// # Errors
-    /// If the weight is not from 1 to 10 000, the name is empty or longer than 256 bytes, or 100 000 tenants have been
-    /// given a weight by name; nothing changes.
-    pub fn set_weight(&self, tenant: &str, weight: u32) -> Result<(), ConfigError> {
-        self.gate.set_weight(tenant, weight)
-    }
-
-    /// Calls [`WfqConfig::weight_of`] again for all tenants that are remembered, such as after customers have changed
-    /// their plans. Does nothing if there is none.
-    pub fn refresh_weights(&self) {
-        self.gate.refresh_weights();
-    }
-
-    /// Changes the weight of all tenants that have none of their own. It goes through all of them.
-    ///
-    /// # Errors
-    /// If the weight is not from 1 to 10 000; nothing changes.
-    pub fn set_default_weight(&self, weight: u32) -> Result<(), ConfigError> {
-        self.gate.set_default_weight(weight)
-    }
-
-    /// Changes how many requests may wait. Those that wait already may stay.
-    pub fn set_max_waiting(&self, max_waiting: usize) {
-        self.gate.bounds.set_max_waiting(max_waiting);
-    }
-
-    /// Changes how many requests of one tenant may wait. Those that wait already may stay.
-    pub fn set_max_waiting_per_tenant(&self, max_waiting: usize) {
-        self.gate.set_max_waiting_per_tenant(Some(max_waiting));
-    }
-
-    /// Changes how long requests may wait that come from now on; `None` is without a bound.
-    pub fn set_max_wait(&self, max_wait: Option<Duration>) {
-        self.gate.bounds.set_max_wait(max_wait);
-    }
-
-    /// Changes how many requests a tenant may have in flight; `None` is without a bound. Nothing in flight
-    /// is disturbed; of what has no tenant, what is in flight by then may not be counted. It goes through all
-    /// tenants.
-    pub fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
-        self.gate.set_max_in_flight_per_tenant(max);
-    }
+    tenant_verbs!();
 }

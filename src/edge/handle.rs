@@ -1,6 +1,6 @@
 //! Looking at an edge, and changing it while it is in use.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::time::Duration;
 
 use super::admitted::Admitted;
 use crate::{
@@ -10,11 +10,10 @@ use crate::{
     gate::{
         age_gate::check,
         bounds::nanos,
-        fair::{self, Fair, Granted},
+        fair::{self, Fair, Granted, tenant_verbs},
         gate::{self, Gate},
     },
     sync::Arc,
-    wfq::{Tenant, TenantSnapshot},
 };
 
 /// Looks at an [`Edge`](super::Edge) and changes it while it is in use.
@@ -63,7 +62,7 @@ pub struct Snapshot {
     /// How many tenants were given a weight by name. They are remembered whether or not they come.
     pub weights: usize,
     /// How many requests came from tenants that there was no room to remember, and that had to share
-    /// [`Tenant::Overflow`].
+    /// [`Tenant::Overflow`](crate::wfq::Tenant::Overflow).
     pub overflowed: u64,
     /// What the admission by age has seen.
     pub age: AgeSnapshot,
@@ -123,12 +122,12 @@ impl Handle {
             learned,
             pinned,
             bounds,
-            served: shown.served,
-            refused: shown.refused,
-            anonymous: shown.anonymous,
-            tenants: shown.tenants,
-            weights: shown.weights,
-            overflowed: shown.overflowed,
+            served: shown.counts.served,
+            refused: shown.counts.refused,
+            anonymous: shown.counts.anonymous,
+            tenants: shown.counts.tenants,
+            weights: shown.counts.weights,
+            overflowed: shown.counts.overflowed,
             age: AgeSnapshot {
                 overloaded: shown.ages.overloaded,
                 load_percent: shown.ages.load_percent,
@@ -144,16 +143,7 @@ impl Handle {
         }
     }
 
-    /// All tenants that are remembered, in no order, and the two shared ones first. It goes through all of
-    /// them, so it is not for every request.
-    pub fn tenants(&self) -> Vec<TenantSnapshot> {
-        self.gate.tenants()
-    }
-
-    /// One tenant, if it is remembered.
-    pub fn tenant(&self, tenant: impl Into<Tenant>) -> Option<TenantSnapshot> {
-        self.gate.tenant(&tenant.into())
-    }
+    tenant_verbs!();
 
     /// Changes all parts to what this config says: all of them, or, if a field's value is not allowed, none.
     ///
@@ -190,51 +180,6 @@ impl Handle {
         let bounds = config.bounds()?;
         (self.gate.governor()).set_law(&self.gate, config.law, bounds, config.pinned);
         Ok(())
-    }
-
-    /// Changes a tenant's weight, whether or not it is known yet. What it was charged already stays. For weights by
-    /// plan, or for more than a few tenants, see [`WfqConfig::weight_of`].
-    ///
-    /// # Errors
-    /// If the weight is not from 1 to 10 000, the name is empty or longer than 256 bytes, or 100 000 tenants have been
-    /// given a weight by name; nothing changes.
-    pub fn set_weight(&self, tenant: &str, weight: u32) -> Result<(), ConfigError> {
-        self.gate.set_weight(tenant, weight)
-    }
-
-    /// Calls [`WfqConfig::weight_of`] again for all tenants that are remembered, such as after customers have changed
-    /// their plans. Does nothing if there is none.
-    pub fn refresh_weights(&self) {
-        self.gate.refresh_weights();
-    }
-
-    /// Changes the weight of all tenants that have none of their own. It goes through all of them.
-    ///
-    /// # Errors
-    /// If the weight is not from 1 to 10 000; nothing changes.
-    pub fn set_default_weight(&self, weight: u32) -> Result<(), ConfigError> {
-        self.gate.set_default_weight(weight)
-    }
-
-    /// Changes how many requests may wait. Those that wait already may stay.
-    pub fn set_max_waiting(&self, max_waiting: usize) {
-        self.gate.bounds.set_max_waiting(max_waiting);
-    }
-
-    /// Changes how many requests of one tenant may wait. Those that wait already may stay.
-    pub fn set_max_waiting_per_tenant(&self, max_waiting: usize) {
-        self.gate.set_max_waiting_per_tenant(Some(max_waiting));
-    }
-
-    /// Changes how long requests may wait that begin to wait from now on; `None` is without a bound.
-    pub fn set_max_wait(&self, max_wait: Option<Duration>) {
-        self.gate.bounds.set_max_wait(max_wait);
-    }
-
-    /// Changes how many requests a tenant may have in flight; `None` is without a bound. Nothing in flight is disturbed,
-    /// and what is in flight by then may not be counted. It goes through all tenants.
-    pub fn set_max_in_flight_per_tenant(&self, max: Option<NonZeroU32>) {
-        self.gate.set_max_in_flight_per_tenant(max);
     }
 
     /// Changes how old requests may be in good times: while a queue stands, those older than twice this are rejected.

@@ -6,6 +6,11 @@
 //! of no age at all could tell it nothing but that it came: it is *calm*. Meanwhile such a request only goes through
 //! the gate, by one compare-and-swap, and how many they were is found out from how many the gate has admitted,
 //! when the law wants to know. So threads that serve such requests do not take the law from each other.
+//!
+//! The law has a lock of its own beside the gate's, and is not the gate's [`Room`](super::room::Room), because of its
+//! permits: [`Handle::try_acquire`](crate::codel::Handle::try_acquire) gives the [`Permit`] that all limits give, which is
+//! one of a `Gate<Fifo>`. A gate with another room would need another public type for them. Nobody ever waits at this gate,
+//! so its own lock is only taken to move the limit.
 
 #[cfg(all(test, backpressure_loom))]
 mod models;

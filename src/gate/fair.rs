@@ -29,6 +29,7 @@ mod settings;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
 mod turns;
+mod verbs;
 mod waiters;
 
 use std::{mem, num::NonZeroU32, task::Waker};
@@ -39,6 +40,7 @@ pub(crate) use self::{
     requests::Arrived,
     settings::Snapshot,
     turns::{Begun, Came, From, Look, Turns},
+    verbs::tenant_verbs,
     waiters::{After, Arrival, End, Fate, Serves},
 };
 use super::{

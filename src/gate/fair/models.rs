@@ -178,7 +178,10 @@ fn assert_empty(gate: &Gate<Fair>, served: u64) {
     let shown = gate.shows();
     let permits = shown.permits;
     assert_eq!((permits.in_flight, permits.waiting), (0, 0));
-    assert_eq!((permits.admitted, shown.shown.served), (served, served));
+    assert_eq!(
+        (permits.admitted, shown.shown.counts.served),
+        (served, served)
+    );
     let slow = lock(&gate.slow);
     let room = &slow.room;
     assert!(!gate.load().queued(), "queued although nobody waits");

@@ -18,6 +18,7 @@ use crate::{
     gate::{
         foreign::Foreign,
         gate::{Gate, Slow},
+        governor::Past,
         room::{Next, Room, Scene, Wakes},
         tenants::ANONYMOUS,
     },
@@ -89,6 +90,14 @@ impl Serves for Ages {
     #[inline]
     fn over(gate: &Gate<Fair>, grant: Grant, end: End, now: &mut Now) {
         gate.end(grant, end, now);
+    }
+
+    fn past(gate: &Gate<Fair>) -> Past {
+        gate.governor().past()
+    }
+
+    fn running(gate: &Gate<Fair>, _: &Fair) -> usize {
+        gate.load_now().0
     }
 
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {

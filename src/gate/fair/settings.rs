@@ -11,7 +11,7 @@ use crate::{
     gate::{
         bounds::Bounds,
         fingerprint::{ByFingerprint, Fingerprints},
-        gate::{self, Gate, Slow},
+        gate::{self, Gate},
         governor::{Governor, Past},
         room::Room,
         tenants::{
@@ -36,15 +36,21 @@ pub(crate) struct Snapshot {
 /// What it shows beside its permits.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
+    pub(crate) counts: Counts,
+    pub(crate) ages: Report,
+    pub(crate) width: u64,
+    pub(crate) settings: Settings,
+}
+
+/// What a fair room counts, whatever its permits are good for.
+#[derive(Clone, Debug)]
+pub(crate) struct Counts {
     pub(crate) served: u64,
     pub(crate) refused: u64,
     pub(crate) anonymous: u64,
     pub(crate) tenants: usize,
     pub(crate) weights: usize,
     pub(crate) overflowed: u64,
-    pub(crate) ages: Report,
-    pub(crate) width: u64,
-    pub(crate) settings: Settings,
 }
 
 impl Gate<Fair> {
@@ -161,12 +167,7 @@ impl Gate<Fair> {
             let mut wakes = Wakes::default();
             room.serves.roll(scene, &mut wakes);
             let shown = Shown {
-                served: room.served + past.done,
-                refused: room.refused,
-                anonymous: room.tenants.served_anonymous() + past.done,
-                tenants: room.tenants.tracked(),
-                weights: room.tenants.weights(),
-                overflowed: room.tenants.overflowed(),
+                counts: room.counts(&past),
                 ages: room.serves.report(scene.now),
                 width: room.serves.limit(),
                 settings: room.serves.settings(),
@@ -176,31 +177,31 @@ impl Gate<Fair> {
         wakes.wake();
         Snapshot { permits, shown }
     }
+}
 
+impl<S: Serves> Gate<Fair<S>> {
     pub(crate) fn tenants(&self) -> Vec<TenantSnapshot> {
         let now = self.clock.nanos();
-        let past = self.governor().past();
-        let slow = lock(&self.slow);
-        let all = slow.room.recent.plus(&past.recent, now);
-        let room = &slow.room;
+        let past = S::past(self);
+        let room = &lock(&self.slow).room;
+        let all = room.recent.plus(&past.recent, now);
         let mut tenants = room.tenants.snapshots(&room.queue, &all, now);
-        self.add_past(&mut tenants[ANONYMOUS as usize], &slow, &past, &all, now);
+        self.add_past(&mut tenants[ANONYMOUS as usize], room, &past, &all, now);
         tenants
     }
 
     pub(crate) fn tenant(&self, tenant: &Tenant) -> Option<TenantSnapshot> {
         let now = self.clock.nanos();
-        let past = self.governor().past();
+        let past = S::past(self);
         let key = match tenant {
             Tenant::Named(name) => self.key(name),
             Tenant::Anonymous | Tenant::Overflow => None,
         };
-        let slow = lock(&self.slow);
-        let all = slow.room.recent.plus(&past.recent, now);
-        let room = &slow.room;
+        let room = &lock(&self.slow).room;
+        let all = room.recent.plus(&past.recent, now);
         let mut snapshot = (room.tenants).snapshot_of(&room.queue, &all, tenant, key, now)?;
         if *tenant == Tenant::Anonymous {
-            self.add_past(&mut snapshot, &slow, &past, &all, now);
+            self.add_past(&mut snapshot, room, &past, &all, now);
         }
         Some(snapshot)
     }
@@ -209,13 +210,12 @@ impl Gate<Fair> {
     fn add_past(
         &self,
         anonymous: &mut TenantSnapshot,
-        slow: &Slow<Fair>,
+        room: &Fair<S>,
         past: &Past,
         all: &Recent,
         now: u64,
     ) {
-        let told = slow.room.queue.running();
-        anonymous.running += self.load_now().0.saturating_sub(told);
+        anonymous.running += S::running(self, room).saturating_sub(room.queue.running());
         anonymous.served += past.done;
         let all = all.sum(now).max(1) as f64;
         anonymous.share += past.recent.sum(now) as f64 / all;
@@ -247,6 +247,18 @@ impl<S> Fair<S> {
             recent: Recent::default(),
             refused: 0,
             told_anonymous: false,
+        }
+    }
+
+    /// With what was served without the room having been told.
+    pub(super) fn counts(&self, past: &Past) -> Counts {
+        Counts {
+            served: self.served + past.done,
+            refused: self.refused,
+            anonymous: self.tenants.served_anonymous() + past.done,
+            tenants: self.tenants.tracked(),
+            weights: self.tenants.weights(),
+            overflowed: self.tenants.overflowed(),
         }
     }
 }

@@ -32,8 +32,8 @@ use crate::{
     gate::{
         bounds::{Bounds, Rejected},
         gate::{Gate, Slow},
+        governor::Past,
         room::{Next, Room, Scene},
-        tenants::{Tenant, TenantSnapshot},
         waits::Waits,
     },
     law::fair_queue::{Charge, Ticket},
@@ -197,7 +197,7 @@ pub struct Snapshot {
     /// How many tenants were given a weight by name. They are remembered whether or not they come.
     pub weights: usize,
     /// How many requests came from tenants that there was no room to remember, and that had to share
-    /// [`Tenant::Overflow`].
+    /// [`Tenant::Overflow`](crate::wfq::Tenant::Overflow).
     pub overflowed: u64,
     /// How many of those that were served had no tenant. If all of them had none, although some tenants have a weight,
     /// the tenant is not found where it is looked for: see [`edge`](mod@crate::edge#tenants).
@@ -413,43 +413,23 @@ impl Gate<Fair<Turns>> {
     }
 
     pub(crate) fn queue_snapshot(&self) -> Snapshot {
-        let (permits, snapshot) = self.snapshot_with(|slow, _| {
-            let room = &slow.room;
-            Snapshot {
-                waiting: room.queue.waiting(),
-                running: room.queue.running(),
-                oldest_wait: None,
-                served: room.served,
-                refused: room.refused,
-                rejected: Rejected::default(),
-                tenants: room.tenants.tracked(),
-                weights: room.tenants.weights(),
-                overflowed: room.tenants.overflowed(),
-                anonymous: room.tenants.served_anonymous(),
-                waits: Waits::default(),
-            }
+        let (permits, (counts, waiting, running)) = self.snapshot_with(|slow, _| {
+            let Fair { queue, .. } = &slow.room;
+            let counts = slow.room.counts(&Past::default());
+            (counts, queue.waiting(), queue.running())
         });
         Snapshot {
+            waiting,
+            running,
             oldest_wait: permits.oldest_wait,
+            served: counts.served,
+            refused: counts.refused,
             rejected: permits.rejected,
+            tenants: counts.tenants,
+            weights: counts.weights,
+            overflowed: counts.overflowed,
+            anonymous: counts.anonymous,
             waits: permits.waits,
-            ..snapshot
         }
-    }
-
-    pub(crate) fn all_tenants(&self) -> Vec<TenantSnapshot> {
-        let now = self.clock.nanos();
-        let room = &lock(&self.slow).room;
-        room.tenants.snapshots(&room.queue, &room.recent, now)
-    }
-
-    pub(crate) fn one_tenant(&self, tenant: &Tenant) -> Option<TenantSnapshot> {
-        let now = self.clock.nanos();
-        let key = match tenant {
-            Tenant::Named(name) => self.key(name),
-            Tenant::Anonymous | Tenant::Overflow => None,
-        };
-        let room = &lock(&self.slow).room;
-        (room.tenants).snapshot_of(&room.queue, &room.recent, tenant, key, now)
     }
 }

@@ -16,6 +16,7 @@ use crate::{
         fingerprint::Fingerprint,
         foreign::Foreign,
         gate::{Gate, Slow},
+        governor::Past,
         room::{Next, Room, Scene, Wakes},
         tenants::{ask_weight, check_name},
     },
@@ -131,6 +132,16 @@ pub(crate) trait Serves: Sized {
 
     /// How many wait has changed.
     fn note_busy(room: &mut Fair<Self>, now: u64);
+
+    /// What was served without the room having been told.
+    fn past(_: &Gate<Fair<Self>>) -> Past {
+        Past::default()
+    }
+
+    /// How many requests run, whether or not the room was told.
+    fn running(_: &Gate<Fair<Self>>, room: &Fair<Self>) -> usize {
+        room.queue.running()
+    }
 
     /// How many requests are done, if the gate has completed so many.
     fn done(_: &Fair<Self>, completed: u64) -> u64 {

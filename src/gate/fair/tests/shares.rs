@@ -199,7 +199,7 @@ async fn what_never_waited_is_shown_of_tenants_with_a_name() {
     assert_shown(&gate, &a, 0, 3, 0.5);
     assert_shown(&gate, &b, 0, 1, 0.5);
     assert_shown(&gate, &Tenant::Anonymous, 0, 0, 0.0);
-    let shown = gate.shows().shown;
+    let shown = gate.shows().shown.counts;
     assert_eq!((shown.served, shown.anonymous, shown.tenants), (4, 0, 2));
     assert_empty(&gate);
 }
@@ -243,7 +243,10 @@ async fn what_never_waited_is_shown_of_those_without_a_name() {
     let shown = of(&gate, &Tenant::Anonymous);
     assert_eq!((shown.running, shown.served, shown.refused), (0, 7, 2));
     let shows = gate.shows();
-    assert_eq!((shows.shown.served, shows.shown.anonymous), (8, 7));
+    assert_eq!(
+        (shows.shown.counts.served, shows.shown.counts.anonymous),
+        (8, 7)
+    );
     assert_eq!(shows.permits.admitted, 10, "one was not sent");
     assert_empty(&gate);
 }

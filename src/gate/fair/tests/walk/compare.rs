@@ -7,10 +7,13 @@ impl Walk {
         let shown = self.gate.shows().shown;
         self.naive.show();
         let naive = &self.naive;
-        assert_eq!((shown.served, shown.refused), (naive.served, naive.refused));
-        assert_eq!(shown.anonymous, naive.tenants[0].served);
         assert_eq!(
-            (shown.tenants, shown.overflowed),
+            (shown.counts.served, shown.counts.refused),
+            (naive.served, naive.refused)
+        );
+        assert_eq!(shown.counts.anonymous, naive.tenants[0].served);
+        assert_eq!(
+            (shown.counts.tenants, shown.counts.overflowed),
             (naive.names().len(), naive.overflowed)
         );
     }
