@@ -111,7 +111,7 @@ impl<W, S, F, R, H> WaitingFuture<W, S, F, R, H> {
     }
 
     /// Of a request that does not wait, and is not sent.
-    #[cold]
+    #[inline]
     pub(crate) fn failed(error: BoxError) -> Self {
         handover::reject();
         Self {
