@@ -7,12 +7,12 @@ use std::{convert::Infallible, time::Duration};
 use axum::{Router, body::Body, extract::Path, routing::get};
 use bytes::Bytes;
 use futures_util::stream;
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use support::now;
+use support::{assert_refused, boxed, finish, now, poll};
 use tokio::{task::JoinSet, time::sleep};
-use tower::ServiceExt;
-use tower_backpressure::{Edge, edge};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_backpressure::{Edge, Reason, edge};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -105,4 +105,21 @@ async fn the_bound_can_be_changed_and_turned_off() {
     for (_, took) in three_behind(app, "/takes/12000").await {
         assert!(took > 11 * SECOND, "{took:?}");
     }
+}
+
+/// There was a place when it came, but another request took it: the one that is polled first waits.
+#[tokio::test]
+async fn a_request_that_finds_no_place_when_it_is_polled_is_rejected() {
+    let edge = edge();
+    let handle = edge.handle();
+    handle.pin(1).expect("one is a limit");
+    handle.set_max_waiting(1);
+    let _permit = handle.try_acquire().expect("nothing else runs");
+    let mut service = edge.gates().layer(service_fn(|_: Request<()>| async {
+        Ok::<_, Infallible>(Response::new(()))
+    }));
+    let mut first = boxed(service.call(Request::new(())));
+    let second = boxed(service.call(Request::new(())));
+    assert!(poll(&mut first).is_pending());
+    assert_refused(finish(second), Reason::QueueFull);
 }

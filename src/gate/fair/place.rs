@@ -64,7 +64,9 @@ impl<S: Serves> Place<S> {
             Stage::Waits(seat) => Ok((seat, true)),
             Stage::Arrived => {
                 nested::check(self.id(), self.gate.bounds.name());
-                let entered = self.gate.enter(&self.arrival, cx.waker().clone())?;
+                let entered = self.gate.enter(&self.arrival, cx.waker().clone());
+                // As it is: `?` would box the box, and a rejection that is boxed twice is not found.
+                let entered = entered.map_err(|rejection| rejection as BoxError)?;
                 self.stage = Stage::Waits(entered.seat);
                 begin(&self.gate);
                 entered.after.run(&self.gate);
