@@ -253,7 +253,7 @@ fn whoever_learns_follows_a_service_that_changes() {
             (Onset, 0.98, 0.97),
             (FewerWorkers, 0.85, 0.93),
             (Slower, 0.75, 0.87),
-            (Mix, 0.85, 0.95),
+            (Mix, 0.93, 0.95),
         ] {
             for k in [16, 64] {
                 let mut sums = (0.0, 0.0);

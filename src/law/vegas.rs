@@ -132,6 +132,11 @@ const DIP_ROUNDS: f64 = 5.0;
 const FEWEST_IN_DIP: f64 = 32.0;
 /// and is at least this long.
 const SHORTEST_DIP: f64 = 0.025;
+/// With the fewest samples that a mean is taken of, it ends after so many seconds times ν, or so many baselines: it may
+/// hold the service at a part of what it can do.
+const LONGEST_DIP: (f64, f64) = (0.5, 8.0);
+/// A dip in which next to nothing completes ends after so many seconds, and two baselines.
+const GIVEN_UP: f64 = 20.0;
 /// Windows between dips: the first when the baseline is new, doubling while it is confirmed.
 const DIP_EVERY: (f64, f64) = (8.0, 32.0);
 /// For so many windows after a dip, requests that were admitted in it still complete and count for it.
@@ -334,17 +339,21 @@ impl Vegas {
         let (measured, needs) = (self.unqueued.n, self.dip_needs(DIP_ROUNDS, dip.level));
         if measured >= needs && lasted >= SHORTEST_DIP
             || self.window.failures > needs
-            || measured >= FEWEST && lasted > LONGEST_WINDOW
-            || lasted > self.longest_dip()
+            || measured >= FEWEST && lasted > self.longest_dip()
+            || self.gives_up(dip, now)
         {
             self.skip = dip.level as u64;
             self.end_dip(dip, now);
         }
     }
 
-    /// Where nothing completes that says anything.
     fn longest_dip(&self) -> f64 {
-        4.0 * LONGEST_WINDOW + 2.0 * self.base.mean
+        (LONGEST_DIP.0 * self.base.variation()).max(LONGEST_DIP.1 * self.base.mean)
+    }
+
+    /// Where nothing completes that says anything.
+    fn gives_up(&self, dip: Dip, now: f64) -> bool {
+        now - dip.since > GIVEN_UP + 2.0 * self.base.mean
     }
 
     fn end_dip(&mut self, dip: Dip, now: f64) {
@@ -585,7 +594,7 @@ impl Limit for Vegas {
         }
         // With one or two in flight a service is idle all the time, between one request and the next.
         let idle = in_flight <= 1 && now - dip.last >= SHORTEST_WINDOW;
-        if idle || now - dip.since > self.longest_dip() {
+        if idle || self.gives_up(dip, now) {
             match self.doubt {
                 Some(_) => self.end_doubt(dip, now),
                 None => self.end_dip(dip, now),

@@ -69,8 +69,13 @@ impl Baseline {
 
     /// ν: the squared coefficient of variation.
     pub(super) fn variation(&self) -> f64 {
+        self.full_variation().min(VARIATION.1)
+    }
+
+    /// The same, however large it is.
+    pub(super) fn full_variation(&self) -> f64 {
         match self.is_known() {
-            true => (self.variance / (self.mean * self.mean)).clamp(VARIATION.0, VARIATION.1),
+            true => (self.variance / (self.mean * self.mean)).max(VARIATION.0),
             false => 1.0,
         }
     }

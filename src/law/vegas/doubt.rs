@@ -8,6 +8,9 @@
 //! - About as many as were in flight: nothing waited. Requests take longer outside the workers, and the limit goes back to
 //!   what it was before.
 //! - Between them: that is the knee.
+//!
+//! While the queue drains, and if even so few wait, all workers are busy. Otherwise the dip holds the service back, so it
+//! ends as soon as it is plain that more than its level can be at work.
 
 use super::{NEXT_DIP, SHORTEST_DIP, SHORTEST_WINDOW, USED, Vegas};
 use crate::law::{
@@ -22,9 +25,12 @@ use crate::law::{
 const NOTHING_WAITED: f64 = 0.85;
 /// It collects this many samples for each that may be in flight in it: a decision is not as delicate as a baseline.
 const ROUNDS: f64 = 4.0;
-/// With the fewest samples that a mean is taken of, it ends after so many seconds times ν, or so many baselines: it holds
-/// the service at half of what it can do.
-const LONGEST: (f64, f64) = (0.5, 8.0);
+/// It is plain that more than the level can be at work if it is more by so many standard errors,
+const PLAIN_ERRORS: f64 = 2.0;
+/// after so many round trips, times 1 + ν: until then few of the long requests have completed, and the rest seem short.
+/// With 1, 64 workers with bimodal requests that start under load may do half of what they can for many seconds, with 3 a
+/// mix that becomes expensive gains hardly anything.
+const PLAIN_ROUNDS: f64 = 2.0;
 
 /// What is measured, by Little's law: what is in flight, added up over time, by what completes. That counts requests that
 /// take long and have not completed yet, which a mean of completed ones leaves out.
@@ -107,6 +113,16 @@ impl Doubt {
         (self.done >= FEWEST && self.area > 0.0).then(|| self.area / self.done)
     }
 
+    /// Whether it is plain that more can be at work than the level, in requests that vary so much.
+    fn holds_back(&self, now: f64, variation: f64, rate: f64) -> bool {
+        let (Some(began), Some(mean)) = (self.began, self.mean()) else {
+            return false;
+        };
+        let error = (variation / self.done).sqrt();
+        now - began >= PLAIN_ROUNDS * (1.0 + variation) * mean
+            && rate * mean > self.level * (1.0 + PLAIN_ERRORS * error)
+    }
+
     /// Completions a second while more were in flight: before the dip, or until it had its effect if that was long
     /// enough to tell, which is more recent.
     fn rate(&self, needs: f64) -> f64 {
@@ -142,14 +158,16 @@ impl Vegas {
         self.dip = Some(Dip { last: now, ..dip });
         self.window.failures += f64::from(u8::from(failed));
         let needs = self.dip_needs(ROUNDS, dip.level);
+        let (variation, longest) = (self.base.full_variation(), self.longest_dip());
+        let gives_up = self.gives_up(dip, now);
         let Some(doubt) = &mut self.doubt else { return };
         doubt.completed(now);
         let lasted = doubt.began.map_or(0.0, |began| now - began);
-        let longest = (LONGEST.0 * self.base.variation()).max(LONGEST.1 * self.base.mean);
         if doubt.done >= needs && lasted >= SHORTEST_DIP
             || self.window.failures > needs
             || doubt.done >= FEWEST && lasted > longest
-            || now - dip.since > self.longest_dip()
+            || doubt.holds_back(now, variation, doubt.rate(needs))
+            || gives_up
         {
             self.skip = dip.level as u64;
             self.end_doubt(dip, now);
@@ -224,6 +242,31 @@ mod tests {
         doubt.admitted(0.5, 1);
         assert_eq!(doubt.rate(6.0), 100.0);
         assert_eq!(doubt.rate(5.0), 10.0);
+    }
+
+    #[test]
+    fn it_holds_the_service_back_if_more_than_its_level_can_be_at_work() {
+        /// How many requests of so many seconds complete in a dip to two until that is plain, where 100 a second did.
+        fn completions(seconds: f64, variation: f64) -> Option<usize> {
+            let mut doubt = Doubt::new(0.0, 2.0, 100.0, 9.0);
+            doubt.admitted(0.0, 2);
+            (1..1000).find(|&n| {
+                let now = f64::from(n as u32) * seconds / 2.0;
+                doubt.completed(now);
+                doubt.admitted(now, 2);
+                doubt.holds_back(now, variation, doubt.rate(1000.0))
+            })
+        }
+        assert_eq!(completions(0.1, 0.5), Some(16), "ten can be at work");
+        assert_eq!(completions(0.1, 4.0), Some(20), "ten round trips");
+        assert_eq!(
+            completions(0.03, 0.5),
+            Some(16),
+            "three, and they are alike"
+        );
+        assert_eq!(completions(0.03, 4.0), Some(65), "three");
+        assert_eq!(completions(0.02, 0.5), None, "even two would wait");
+        assert_eq!(completions(0.01, 0.5), None);
     }
 
     #[test]
