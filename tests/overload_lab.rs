@@ -272,6 +272,22 @@ fn whoever_learns_follows_a_service_that_changes() {
     }
 }
 
+/// The same where all takes long: one of four workers is left, which serves twenty requests a second.
+#[test]
+fn whoever_learns_follows_a_small_service_that_gets_smaller() {
+    for protection in [Protection::Vegas, Protection::Edge] {
+        let rest = (201..207).map(|seed| {
+            let case = disturbance::Disturbance::FewerWorkers;
+            let server = case.server(4, Spread::LogNormal(1.0));
+            let site = protection.protect(seed, server);
+            case.run(server, site, |_, _| {})[1].goodput / 6.0
+        });
+        let rest: f64 = rest.sum();
+        println!("{protection:?}: {rest:.3}");
+        assert!(rest >= 0.91, "{protection:?}: {rest:.3}");
+    }
+}
+
 #[test]
 fn markdown_has_every_table() {
     for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6, 1]) {
