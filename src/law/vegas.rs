@@ -426,7 +426,9 @@ impl Vegas {
         // What is in flight when nothing waits: the limit without the queue. Right after a stall the queue seems longer
         // than the limit, so it is no less than what the rate says is at work.
         let busy = (self.limit - queue.clamp(0.0, self.limit)).max(serving);
-        let level = self.floor(DIP * busy.min(in_flight));
+        // No deeper than a dip in doubt: in a dip to one, a single request that takes seconds shuts the service off.
+        let half_the_knee = NEXT_DIP * self.knee.at.min(in_flight);
+        let level = self.floor((DIP * busy.min(in_flight)).max(half_the_knee));
         self.gate = match self.dip {
             Some(dip) if self.since < STRAGGLERS => level.max(dip.level),
             _ => level,
