@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use support::{assert_refused, boxed, finish, now, poll};
 use tokio::{task::JoinSet, time::sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_backpressure::{Edge, Reason, edge};
+use tower_backpressure::{Edge, Reason, config::EdgeConfig, edge};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -122,4 +122,41 @@ async fn a_request_that_finds_no_place_when_it_is_polled_is_rejected() {
     let second = boxed(service.call(Request::new(())));
     assert!(poll(&mut first).is_pending());
     assert_refused(finish(second), Reason::QueueFull);
+}
+
+/// How long a request takes that is served, in the middle: one worker, five times as many requests as it can do.
+async fn median_under_overload(edge: Edge) -> Duration {
+    edge.handle().pin(1).expect("one is a limit");
+    let service = edge.gates().layer(service_fn(|_: Request<()>| async {
+        sleep(Duration::from_millis(50)).await;
+        Ok::<_, Infallible>(Response::new(()))
+    }));
+    let mut requests = JoinSet::new();
+    for number in 0..500 {
+        let mut service = service.clone();
+        requests.spawn(async move {
+            let came = now();
+            let served = service.call(Request::new(())).await.is_ok();
+            (number > 100 && served).then(|| came.elapsed())
+        });
+        sleep(Duration::from_millis(10)).await;
+    }
+    let mut served: Vec<_> = requests.join_all().await.into_iter().flatten().collect();
+    served.sort();
+    served[served.len() / 2]
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_plain_overload_the_newest_is_first_unless_the_order_is_to_be_kept() {
+    let soon = Duration::from_millis(75);
+    let late = Duration::from_millis(150);
+    assert!(median_under_overload(edge()).await < soon);
+    assert!(median_under_overload(edge().newest_first(false)).await > late);
+    let mut config = EdgeConfig::default();
+    config.newest_first = false;
+    let configured = edge().configured(&config).expect("it is allowed");
+    assert!(median_under_overload(configured).await > late);
+    let changed = edge();
+    changed.handle().set_newest_first(false);
+    assert!(median_under_overload(changed).await > late);
 }

@@ -40,10 +40,10 @@ use std::sync::LazyLock;
 
 use lab::{Plan, Results, Scenario};
 use options::{Command, Options};
-use protection::Protection;
+use protection::{Clients, Protection};
 use scenario::{Case, WELL};
 use settings::Setting;
-use simulation::Spread;
+use simulation::{MS, SEC, Server, Spread};
 
 fn parse(args: &str) -> Result<Command, String> {
     Command::parse(args.split_whitespace().map(str::to_owned))
@@ -125,6 +125,41 @@ fn those_that_learn_follow_a_capacity_that_grows_and_those_that_were_told_do_not
         let more = SHORT.of(Case::Capacity, protection).parts[3].goodput();
         let learns = matches!(protection, Protection::Vegas | Protection::Edge);
         assert_eq!(more >= WELL, learns, "{}: {more}", protection.name());
+    }
+}
+
+/// In order of arrival p50 is 7 times the unloaded one whatever the load, a rejection takes 200 ms, and of clients that wait
+/// for 100 ms two in five are served.
+#[test]
+fn under_plain_overload_an_edge_serves_the_newest_and_rejects_soon() {
+    for (workers, most_p50) in [(4, 4.0), (16, 3.0), (64, 3.0)] {
+        let server = Server::new(workers, 50 * MS, Spread::Exponential);
+        let run = |patience| {
+            let mut edge = Protection::Edge.protect(1, server);
+            edge.clients(Clients {
+                patience,
+                retry: None,
+                hang_up: false,
+                polls: 0.0,
+            });
+            let rates = [3.0 * server.capacity()];
+            edge.run(workers, &rates, 20 * SEC);
+            let seen = edge.run(workers, &rates, 30 * SEC);
+            let goodput = (seen.worked - seen.wasted) / (30.0 * workers as f64);
+            (seen, goodput)
+        };
+        let (seen, goodput) = run(SEC);
+        let p50 = seen.quantile(0.5) / (0.05 * Spread::Exponential.median());
+        let rejection = seen.rejection(0.5);
+        let case =
+            format!("{workers}: {goodput:.3}, p50 {p50:.1} times, rejected in {rejection:.3}");
+        println!("{case}");
+        assert!(
+            goodput >= 0.96 && p50 <= most_p50 && rejection <= 0.07,
+            "{case}"
+        );
+        let (_, goodput) = run(100 * MS);
+        assert!(goodput >= 0.6, "{workers}, impatient clients: {goodput:.3}");
     }
 }
 

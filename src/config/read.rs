@@ -472,6 +472,7 @@ config!(
         Field::table("wfq", &<WfqConfig as Config>::SCHEMA),
         Field::table("codel", &<CoDelConfig as Config>::SCHEMA),
         Field::table("adaptive", &<AdaptiveConcurrencyConfig as Config>::SCHEMA),
+        Field::value::<bool>("newest_first"),
     ]],
     [],
     Self::default(),
@@ -480,6 +481,7 @@ config!(
         config.wfq.read_part(fields, "wfq")?;
         config.codel.read_part(fields, "codel")?;
         config.adaptive.read_part(fields, "adaptive")?;
+        fields.set("newest_first", &mut config.newest_first)?;
     }
 );
 

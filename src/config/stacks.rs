@@ -18,6 +18,9 @@ pub struct EdgeConfig {
     pub codel: CoDelConfig,
     /// The adaptive limit. Requests wait in the fair queue, so its `max_waiting` and `max_wait` do not apply.
     pub adaptive: AdaptiveConcurrencyConfig,
+    /// Whether the newest of a tenant's waiters is served first under plain overload, see
+    /// [`Edge::newest_first`](crate::Edge::newest_first). On by default.
+    pub newest_first: bool,
 }
 
 impl Default for EdgeConfig {
@@ -27,6 +30,7 @@ impl Default for EdgeConfig {
             wfq: WfqConfig::default(),
             codel: CoDelConfig::default(),
             adaptive: AdaptiveConcurrencyConfig::default(),
+            newest_first: true,
         }
     }
 }
@@ -41,6 +45,7 @@ impl EdgeConfig {
             wfq,
             codel,
             adaptive,
+            newest_first: _,
         } = self;
         wfq.check().map_err(|error| error.within("wfq"))?;
         codel.check().map_err(|error| error.within("codel"))?;

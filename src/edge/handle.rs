@@ -159,9 +159,11 @@ impl Handle {
             wfq,
             codel,
             adaptive,
+            newest_first,
         } = config;
         self.apply_wfq(wfq)?;
         self.apply_codel(codel)?;
+        self.set_newest_first(*newest_first);
         self.apply_adaptive(adaptive)
     }
 
@@ -204,6 +206,12 @@ impl Handle {
         settings.interval = nanos(interval);
         self.gate.set_ages(settings);
         Ok(())
+    }
+
+    /// Changes whether the newest of a tenant's waiters is served first under plain overload: see
+    /// [`Edge::newest_first`](super::Edge::newest_first). Those that wait already may stay.
+    pub fn set_newest_first(&self, newest_first: bool) {
+        self.gate.set_newest_first(newest_first);
     }
 
     /// Holds the limit at this, within the bounds or not, until it is unpinned. What completes meanwhile

@@ -9,7 +9,10 @@ use super::{
 };
 use crate::{
     Reason,
-    law::codel::{CoDel, Entry, Report, Settings, Verdict},
+    law::{
+        codel::{CoDel, Entry, Report, Settings, Verdict},
+        fair_queue::Order,
+    },
     observe::events::LimitMoved,
 };
 
@@ -31,6 +34,8 @@ pub(crate) struct Ages {
     stands: bool,
     /// Whether it was ever asked on trial: then all that the log is told says so.
     on_trial: bool,
+    /// Whether the newest of a tenant's waiters is next while a queue stands.
+    newest_first: bool,
 }
 
 /// How old a request is, in nanoseconds.
@@ -60,6 +65,7 @@ impl Ages {
             knows_of: 0,
             stands: false,
             on_trial: false,
+            newest_first: false,
         }
     }
 
@@ -69,6 +75,29 @@ impl Ages {
 
     pub(crate) fn set(&mut self, settings: Settings) {
         self.law.set(settings);
+    }
+
+    pub(crate) fn set_newest_first(&mut self, newest_first: bool) {
+        self.newest_first = newest_first;
+    }
+
+    /// Which of a tenant's waiters is next.
+    #[inline]
+    pub(crate) fn order(&self, now: u64) -> Order {
+        match self.newest_first && self.law.prefers_newest(now) {
+            true => Order::NewestFirst,
+            false => Order::OldestFirst,
+        }
+    }
+
+    /// How many may wait where the newest is first.
+    pub(crate) fn places_for_newest(&self, in_flight: u64) -> usize {
+        self.law.places(in_flight) as usize
+    }
+
+    /// A request was rejected to make way for a newer one.
+    pub(crate) fn count_made_way(&mut self) {
+        self.law.note_made_way();
     }
 
     /// How many may be in flight, by age.
@@ -96,10 +125,28 @@ impl Ages {
         self.judge_at(scene.now, scene.in_flight, age)
     }
 
+    /// The same of a waiter that is next in this order.
+    pub(crate) fn judge_next(
+        &mut self,
+        order: Order,
+        scene: &Scene<'_>,
+        age: &Age,
+    ) -> Result<(), Reason> {
+        let entry = entry(age, scene.in_flight);
+        let verdict = self.law.enter_next(scene.now, &entry, order);
+        self.count(verdict)
+    }
+
     /// The same, with so many others in flight.
     #[inline]
     pub(crate) fn judge_at(&mut self, now: u64, in_flight: u64, age: &Age) -> Result<(), Reason> {
-        match self.law.enter(now, &entry(age, in_flight)) {
+        let verdict = self.law.enter(now, &entry(age, in_flight));
+        self.count(verdict)
+    }
+
+    #[inline]
+    fn count(&mut self, verdict: Verdict) -> Result<(), Reason> {
+        match verdict {
             Verdict::Admit => {
                 self.knows_of += 1;
                 Ok(())
@@ -219,6 +266,7 @@ impl Ages {
         &mut self.law
     }
 
+    #[cfg(not(backpressure_loom))]
     pub(crate) fn knows_of(&self) -> u64 {
         self.knows_of
     }

@@ -53,7 +53,7 @@ use super::{
 use crate::{
     Reason,
     law::{
-        fair_queue::{Charge, FairQueue, Ticket},
+        fair_queue::{Charge, FairQueue, Order, Ticket},
         slab::Slab,
     },
     sync::{
@@ -188,6 +188,12 @@ impl Busy {
     }
 }
 
+/// How many may wait now, and which of a tenant's waiters is next.
+pub(crate) struct Places {
+    most: usize,
+    order: Order,
+}
+
 /// What is known of a fair room without its lock.
 pub(crate) struct Quiet {
     /// What tenants are known by is made before the lock is taken.
@@ -246,29 +252,31 @@ impl<S: Serves> Fair<S> {
         self.busy.note(somebody_waits, now);
     }
 
-    /// Whether there is a place for one more request of this tenant, or another tenant's can make one.
-    fn has_place(&mut self, tenant: u32, max_waiting: usize) -> bool {
+    /// Whether there is a place for one more request of this tenant, or another request can make one.
+    fn has_place(&mut self, tenant: u32, places: &Places) -> bool {
         let own = self.queue.state(tenant).waiting as usize;
         own < self.max_waiting_per_tenant
-            && (self.queue.waiting() < max_waiting || self.queue.hog(tenant).is_some())
+            && (self.queue.waiting() < places.most
+                || self.queue.makes_room(tenant, places.order).is_some())
     }
 
-    /// Lets a request wait for which [there is a place](Self::has_place) with the same `max_waiting`. Another that has to
-    /// make it is rejected, and is to be woken.
+    /// Lets a request wait for which [there is a place](Self::has_place) of these. Another that has to make it is rejected,
+    /// and is to be woken.
     fn push(
         &mut self,
         arrival: &Arrival,
         waker: Waker,
-        max_waiting: usize,
+        places: &Places,
         scene: &Scene<'_>,
         wakes: &mut Wakes,
     ) -> u32 {
         let tenant = arrival.tenant;
-        if self.queue.waiting() >= max_waiting {
-            let evicted = self.queue.make_room(tenant);
-            let (hog, since, seat) = evicted.expect("there is a place");
+        if self.queue.waiting() >= places.most {
+            let evicted = self.queue.make_room(tenant, places.order);
+            let (evicted_of, since, seat) = evicted.expect("there is a place");
             (scene.bounds.waits).record(scene.now.saturating_sub(since));
-            self.reject(hog, seat, Rejection::QUEUE_FULL, scene.bounds, wakes);
+            self.reject(evicted_of, seat, Rejection::QUEUE_FULL, scene.bounds, wakes);
+            self.serves.note_made_way(places);
         }
         let seat = self.seats.insert(Seat {
             waker,

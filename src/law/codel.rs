@@ -33,6 +33,7 @@ mod width;
 use std::time::Duration;
 
 use self::{ages::Ages, standing::Standing, width::Width};
+use super::fair_queue::Order;
 
 /// Times are nanoseconds since any fixed moment, and may stand still or go back.
 // In this order, so that what each request touches is in as few cache lines as it can be: the threads of a server
@@ -165,16 +166,60 @@ impl CoDel {
         self.standing.pended(now);
     }
 
+    /// Whether the newest of those that wait should be next: a queue stands, and the overload is plain.
+    #[inline]
+    pub(crate) fn prefers_newest(&self, now: u64) -> bool {
+        let Settings {
+            target, interval, ..
+        } = self.settings;
+        self.standing.is_overloaded(now, target, interval) && self.standing.is_plain()
+    }
+
+    /// How many may wait where the newest is first.
+    pub(crate) fn places(&self, in_flight: u64) -> u64 {
+        self.standing.places(in_flight)
+    }
+
+    /// A request was rejected to make way for a newer one.
+    pub(crate) fn note_made_way(&mut self) {
+        self.standing.note_made_way();
+    }
+
     /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).
     #[inline(always)] // into `Ages::judge`: `instructions`, codel: 566 to 541
     pub(crate) fn enter(&mut self, now: u64, entry: &Entry) -> Verdict {
+        let standing = self.look(now, entry);
+        let too_old = self.is_too_old(standing, entry);
+        self.decide(entry, too_old)
+    }
+
+    /// A request is next that has waited. If it is the newest, because [it should be](Self::prefers_newest), no other would
+    /// be better served: it is not too old, but for `max_sojourn`.
+    pub(crate) fn enter_next(&mut self, now: u64, entry: &Entry, order: Order) -> Verdict {
+        let standing = self.look(now, entry);
+        let too_old = self.is_too_old(standing && order == Order::OldestFirst, entry);
+        match too_old {
+            true => self.standing.note_rejected(),
+            false => self.standing.note_served(),
+        }
+        self.decide(entry, too_old)
+    }
+
+    /// Learns from a request, and says whether a queue stands.
+    #[inline(always)] // see `enter`
+    fn look(&mut self, now: u64, entry: &Entry) -> bool {
         let over = entry.age > self.settings.target;
         self.ages.note(entry.age);
         self.width.note(entry.age, over, entry.in_flight);
         if entry.own > self.settings.target {
             self.width.waited_elsewhere();
         }
-        if self.is_too_old(now, entry) {
+        (self.standing).look(now, entry.age, entry.oldest, self.settings.target)
+    }
+
+    #[inline(always)] // see `enter`
+    fn decide(&mut self, entry: &Entry, too_old: bool) -> Verdict {
+        if too_old {
             self.width.note_aged();
             Verdict::TooOld
         } else if entry.in_flight >= self.limit() {
@@ -187,7 +232,7 @@ impl CoDel {
 
     /// What [`enter`](Self::enter) would say. Nothing is learned from it.
     pub(crate) fn foresee(&self, now: u64, entry: &Entry) -> Verdict {
-        if self.is_too_old_if(self.standing.foresee(now), entry) {
+        if self.is_too_old(self.standing.foresee(now), entry) {
             Verdict::TooOld
         } else if entry.in_flight >= self.limit() {
             Verdict::Full
@@ -197,14 +242,7 @@ impl CoDel {
     }
 
     #[inline]
-    fn is_too_old(&mut self, now: u64, entry: &Entry) -> bool {
-        let target = self.settings.target;
-        let standing = self.standing.look(now, entry.age, entry.oldest, target);
-        self.is_too_old_if(standing, entry)
-    }
-
-    #[inline]
-    fn is_too_old_if(&self, standing: bool, entry: &Entry) -> bool {
+    fn is_too_old(&self, standing: bool, entry: &Entry) -> bool {
         let &Entry {
             age,
             own,
@@ -258,6 +296,12 @@ impl CoDel {
 
 #[cfg(test)]
 impl CoDel {
+    /// A queue stands from now on, and so many are rejected for each that is served.
+    #[cfg(not(backpressure_loom))]
+    pub(crate) fn set_excess(&mut self, now: u64, excess: f64) {
+        self.standing.set_excess(now, excess);
+    }
+
     pub(crate) fn set_limit(&mut self, limit: u64) {
         self.width.set_limit(limit);
     }

@@ -293,6 +293,13 @@ impl Charge {
     }
 }
 
+/// Which of its tenant's waiters is next, when it is the tenant's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    OldestFirst,
+    NewestFirst,
+}
+
 /// A tenant at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
@@ -521,15 +528,29 @@ impl<T> FairQueue<T> {
         Ticket { number, slot }
     }
 
-    /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
+    /// [`next_in`](Self::next_in) the order of arrival.
     #[inline]
     pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
+        self.next_in(Order::OldestFirst, now)
+    }
+
+    /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
+    #[inline]
+    pub(crate) fn next_in(&mut self, order: Order, now: u64) -> Option<(Ticket, Charge)> {
         let id = self.fairest(now)?.0.item();
-        let slot = self.tenants[id as usize].head;
+        let tenant = &self.tenants[id as usize];
+        let slot = match order {
+            Order::OldestFirst => tenant.head,
+            Order::NewestFirst => tenant.tail,
+        };
         let &Waiter {
-            number, cost, next, ..
+            number,
+            cost,
+            previous,
+            next,
+            ..
         } = &self.slots[slot];
-        self.unlink(id, NIL, next);
+        self.unlink(id, previous, next);
         let charge = self.charge(id, cost);
         match self.is_ready(id) {
             true => self.ready.set_top(self.head(id)),
@@ -549,7 +570,7 @@ impl<T> FairQueue<T> {
             .is_some_and(|(top, certain)| certain && top.is_before(own))
     }
 
-    /// Lets a request whose turn it was wait again, ahead of its tenant's others.
+    /// Lets a request whose turn it was, in the order of arrival, wait again, ahead of its tenant's others.
     pub(crate) fn put_back(&mut self, ticket: &Ticket, charge: Charge) {
         let id = charge.tenant;
         let head = self.tenants[id as usize].head;
@@ -693,16 +714,30 @@ impl<T> FairQueue<T> {
         self.remove(ticket.slot).with
     }
 
-    /// Makes room for a newcomer of this tenant: takes out the last request of the tenant that has the
-    /// most waiting for its weight. Nothing, if that is the newcomer's own. Says whose it is, and since when it has waited.
-    pub(crate) fn make_room(&mut self, newcomer: u32) -> Option<(u32, u64, T)> {
-        let hog = self.hog(newcomer)?;
-        let evicted = self.remove(self.tenants[hog as usize].tail);
-        Some((hog, evicted.since, evicted.with))
+    /// Makes room for a newcomer of this tenant: takes out the request of the tenant that has the most waiting for its
+    /// weight which would be served last, in this order. Says whose it was, and since when it has waited.
+    ///
+    /// If that is the newcomer's own tenant, the newcomer itself would be served last where the oldest is first, so there is
+    /// nothing to take out. Where the newest is first, it takes the place of its tenant's oldest.
+    pub(crate) fn make_room(&mut self, newcomer: u32, order: Order) -> Option<(u32, u64, T)> {
+        let id = self.makes_room(newcomer, order)?;
+        let tenant = &self.tenants[id as usize];
+        let evicted = self.remove(match order {
+            Order::OldestFirst => tenant.tail,
+            Order::NewestFirst => tenant.head,
+        });
+        Some((id, evicted.since, evicted.with))
     }
 
-    /// The tenant that would make room for a newcomer of this one, if another has to.
-    pub(crate) fn hog(&mut self, newcomer: u32) -> Option<u32> {
+    /// The tenant whose request [would be taken out](Self::make_room), if there is one.
+    pub(crate) fn makes_room(&mut self, newcomer: u32, order: Order) -> Option<u32> {
+        let hog = self.hog(newcomer);
+        let has_own = order == Order::NewestFirst && self.tenants[newcomer as usize].waiting > 0;
+        hog.or(has_own.then_some(newcomer))
+    }
+
+    /// The tenant with the most waiting for its weight, if it is another, and stays that with the newcomer.
+    fn hog(&mut self, newcomer: u32) -> Option<u32> {
         let (hog, most) = self.largest_backlog()?;
         let own = &self.tenants[newcomer as usize];
         (hog != newcomer && backlog(own.waiting + 1, own.price) < most).then_some(hog)

@@ -313,7 +313,8 @@ fn nonsense_is_refused_with_the_field_what_is_allowed_and_what_was_found() {
         (edge, "wfq.weights.gold = 0", "wfq.weights.gold must be from 1 to 10 000, not 0"),
         (edge, "adaptive.max = 0", "adaptive.max must be a whole number of at least 1, not 0"),
         (edge, "adaptive = 'vegas'", r#"adaptive must be a table of fields, not "vegas""#),
-        (edge, "cudel = {}", "cudel is not known here; there are wfq, codel, adaptive"),
+        (edge, "cudel = {}", "cudel is not known here; there are wfq, codel, adaptive, newest_first"),
+        (edge, "newest_first = 1", "newest_first must be true or false, not 1"),
     ];
     for (said, text, message) in table {
         assert_eq!(said(text), Err((*message).to_owned()), "{text}");

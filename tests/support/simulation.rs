@@ -64,6 +64,8 @@ pub struct Seen {
     latencies: Vec<f64>,
     /// From arrival until the server was called, of those that were served, sorted.
     sojourns: Vec<f64>,
+    /// From arrival to rejection, sorted.
+    rejections: Vec<f64>,
 }
 
 fn add(all: &mut Vec<usize>, part: &[usize]) {
@@ -98,6 +100,7 @@ impl Seen {
             add(&mut all.offered_by_tenant, &part.offered_by_tenant);
             all.latencies.extend(part.latencies);
             all.sojourns.extend(part.sojourns);
+            all.rejections.extend(part.rejections);
         }
         all.sort();
         all
@@ -106,6 +109,7 @@ impl Seen {
     fn sort(&mut self) {
         self.latencies.sort_unstable_by(f64::total_cmp);
         self.sojourns.sort_unstable_by(f64::total_cmp);
+        self.rejections.sort_unstable_by(f64::total_cmp);
     }
 
     /// Served a second.
@@ -116,6 +120,11 @@ impl Seen {
     /// The latency that this share of those served did not exceed, in seconds.
     pub fn quantile(&self, share: f64) -> f64 {
         quantile(&self.latencies, share)
+    }
+
+    /// The same for how long rejections took.
+    pub fn rejection(&self, share: f64) -> f64 {
+        quantile(&self.rejections, share)
     }
 
     /// The same for how old requests were when the server was called.
@@ -491,7 +500,11 @@ impl<S: Stack> World<S> {
                     seen.wasted += work as f64 / 1e9;
                 }
             }
-            Err(_) if refusal.is_some_and(|refusal| refusal.is_some()) => self.seen.refused += 1,
+            Err(_) if refusal.is_some_and(|refusal| refusal.is_some()) => {
+                self.seen.refused += 1;
+                let took = (self.now() - since) as f64 / 1e9;
+                self.seen.rejections.push(took);
+            }
             Err(_) => self.seen.failed += 1,
         }
         if let (Some(refusal), Some(retry), true) = (refusal, self.retry, waited_for) {

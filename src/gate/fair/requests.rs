@@ -9,7 +9,7 @@
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{
-    Age, Ages, Fair, Grant, Quiet, Rejection, State, Uncharged,
+    Age, Ages, Fair, Grant, Places, Quiet, Rejection, State, Uncharged,
     waiters::{After, Arrival, End, Serves},
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
         room::{Next, Room, Scene, Wakes},
         tenants::ANONYMOUS,
     },
-    law::fair_queue::Charge,
+    law::fair_queue::{Charge, Order},
     sync::{
         MutexGuard,
         Ordering::{Relaxed, Release},
@@ -36,7 +36,8 @@ impl Serves for Ages {
         room.serves.roll(scene, wakes);
         let mut next = Next::Nobody;
         while next == Next::Nobody && !wakes.is_full() {
-            let Some((ticket, mut charge)) = room.queue.next(now) else {
+            let order = room.serves.order(now);
+            let Some((ticket, mut charge)) = room.queue.next_in(order, now) else {
                 break;
             };
             let tenant = charge.tenant();
@@ -48,7 +49,7 @@ impl Serves for Ages {
                 own,
                 oldest: room.oldest_that_may_run(now),
             };
-            match room.serves.judge(scene, &age) {
+            match room.serves.judge_next(order, scene, &age) {
                 Ok(()) => {
                     let seat = &mut room.seats[seat];
                     seat.state = State::Goes(charge);
@@ -98,6 +99,22 @@ impl Serves for Ages {
 
     fn running(gate: &Gate<Fair>, _: &Fair) -> usize {
         gate.load_now().0
+    }
+
+    /// Where the newest is first, older ones have to make way as soon as more wait than can be served soon.
+    fn places(&self, now: u64, in_flight: usize, max_waiting: usize) -> Places {
+        let order = self.order(now);
+        let most = match order {
+            Order::OldestFirst => max_waiting,
+            Order::NewestFirst => max_waiting.min(self.places_for_newest(in_flight as u64)),
+        };
+        Places { most, order }
+    }
+
+    fn note_made_way(&mut self, places: &Places) {
+        if places.order == Order::NewestFirst {
+            self.count_made_way();
+        }
     }
 
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
@@ -290,10 +307,13 @@ impl Gate<Fair> {
             }
             room.serves.forget_one();
         }
-        match slow.room.has_place(tenant, self.bounds.max_waiting()) {
-            true => Ok(None),
-            false => Err(Rejection::QUEUE_FULL),
+        let max_waiting = self.bounds.max_waiting();
+        let places = slow.room.serves.places(now, word.in_flight(), max_waiting);
+        if slow.room.has_place(tenant, &places) {
+            return Ok(None);
         }
+        slow.room.serves.note_made_way(&places);
+        Err(Rejection::QUEUE_FULL)
     }
 }
 

@@ -156,6 +156,10 @@ impl Gate<Fair> {
         self.change(|room| room.serves.set(settings));
     }
 
+    pub(crate) fn set_newest_first(&self, newest_first: bool) {
+        lock(&self.slow).room.serves.set_newest_first(newest_first);
+    }
+
     pub(crate) fn ages(&self) -> Settings {
         lock(&self.slow).room.serves.settings()
     }

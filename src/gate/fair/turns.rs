@@ -260,13 +260,12 @@ impl Gate<Fair<Turns>> {
         arrival: Arrival,
         now: u64,
     ) -> Came {
-        if slow
-            .room
-            .has_place(arrival.tenant, self.bounds.max_waiting())
-        {
+        let max_waiting = self.bounds.max_waiting();
+        let places = (slow.room.serves).places(now, self.load().in_flight(), max_waiting);
+        if slow.room.has_place(arrival.tenant, &places) {
             return Came::Waits(arrival);
         }
-        let rejected = self.reject(&mut slow, arrival.tenant, Rejection::QUEUE_FULL, now);
+        let rejected = self.turn_away(&mut slow, arrival.tenant, &places, now);
         slow.room.tenants.detach(arrival.tenant);
         Came::Rejected(rejected)
     }

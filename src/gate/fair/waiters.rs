@@ -8,7 +8,7 @@
 
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
-use super::{Fair, Grant, Quiet, Rejection, Seat, State};
+use super::{Fair, Grant, Places, Quiet, Rejection, Seat, State};
 use crate::{
     BoxError, Overloaded,
     clock::Now,
@@ -20,7 +20,7 @@ use crate::{
         room::{Next, Room, Scene, Wakes},
         tenants::{ask_weight, check_name},
     },
-    law::fair_queue::{Charge, Ticket},
+    law::fair_queue::{Charge, Order, Ticket},
     observe::events,
     sync::{MutexGuard, lock},
 };
@@ -116,6 +116,20 @@ pub(crate) trait Serves: Sized {
     /// A request that was granted a permit is over.
     fn over(gate: &Gate<Fair<Self>>, grant: Grant, end: End, now: &mut Now);
 
+    /// Unless this says otherwise, the oldest of a tenant's waiters is next.
+    fn places(&self, now: u64, in_flight: usize, max_waiting: usize) -> Places {
+        let _ = (now, in_flight);
+        Places {
+            most: max_waiting,
+            order: Order::OldestFirst,
+        }
+    }
+
+    /// There were more to wait than there are places, and one was rejected.
+    fn note_made_way(&mut self, places: &Places) {
+        let _ = places;
+    }
+
     /// A request comes to wait.
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
         let _ = (scene, has_room, wakes);
@@ -185,21 +199,22 @@ impl<S: Serves> Gate<Fair<S>> {
         let max_waiting = self.bounds.max_waiting(); // which another thread may change
         let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
-        if !(slow.room).has_place(arrival.tenant, max_waiting) {
-            let rejected = self.reject(&mut slow, arrival.tenant, Rejection::QUEUE_FULL, now);
+        let word = self.load();
+        let places = slow.room.serves.places(now, word.in_flight(), max_waiting);
+        if !slow.room.has_place(arrival.tenant, &places) {
+            let rejected = self.turn_away(&mut slow, arrival.tenant, &places, now);
             drop(slow);
             drop(waker);
             self.bounds.report(rejected.reason());
             return Err(rejected);
         }
-        let word = self.load();
         let scene = self.scene(&slow, word.in_flight(), word.in_flight(), now);
         let room = &mut slow.room;
         room.serves
             .note_entering(&scene, word.has_room(), &mut wakes);
         // It looks for itself what became of it by now, and need not be woken for that.
         let nobody = Waker::noop().clone();
-        let seat = room.push(arrival, nobody, max_waiting, &scene, &mut wakes);
+        let seat = room.push(arrival, nobody, &places, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
         let entered = &mut slow.room.seats[seat];
         let is_decided = !matches!(entered.state, State::Waits(_));
@@ -361,6 +376,18 @@ impl<S: Serves> Gate<Fair<S>> {
     pub(super) fn key(&self, name: &str) -> Option<Fingerprint> {
         check_name(name).ok()?;
         Some(self.published.fingerprints().of(name))
+    }
+
+    /// Rejects a request for which there is no place.
+    pub(super) fn turn_away(
+        &self,
+        slow: &mut Slow<Fair<S>>,
+        tenant: u32,
+        places: &Places,
+        now: u64,
+    ) -> Box<Overloaded> {
+        slow.room.serves.note_made_way(places);
+        self.reject(slow, tenant, Rejection::QUEUE_FULL, now)
     }
 
     /// Counts a rejection, and makes it.

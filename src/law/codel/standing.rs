@@ -2,7 +2,20 @@
 //!
 //! A queue that absorbs a burst is empty again soon, and some request finds it so. In a queue that
 //! stands, all that come have waited. So the least age within a short time tells the two apart (CoDel,
-//! and folly's version of it for servers, whose rule this is but for three additions, marked below).
+//! and folly's version of it for servers, whose rule this is but for the additions marked below).
+//!
+//! # Newest first
+//! In a queue that stands, the order decides who is served, not how many. If the oldest is first, everybody who is served
+//! has waited for about as long as clients may have to wait before they are rejected. If the newest is first, those who are
+//! served have hardly waited, and the others can be told so early. So the newest is first while a queue stands and
+//! the overload is plain: a quarter as many are rejected as served ([`PLAIN`]).
+//!
+//! Not before that. Near the load that the service can do, those who wait are what it works on when fewer come for a while.
+//! If the newest is first, the others wait until then, and some of them for so long that they are given up. At exactly that load
+//! it costs up to two percent of what could be done.
+//!
+//! While the newest is first, there are only so many [places](Standing::places) to wait: the oldest makes way for a newcomer. As
+//! long as some make way the queue stands, although the ages of those that are served no longer show it.
 
 /// How long the least age is looked for, at least: within it a queue that drains is seen to.
 const SHORTEST_DETECTION: u64 = 100_000_000;
@@ -20,7 +33,26 @@ pub(super) struct Standing {
     last: u64,
     /// The least age in this interval.
     least: u64,
+    /// In this interval: how many of those that waited were served, how many were rejected for the queue, and whether some
+    /// of these made way.
+    served: u32,
+    rejected: u32,
+    made_way: bool,
+    /// How many are rejected for each that is served, while a queue stands: half of it is of the last interval, a
+    /// quarter of the one before, and so on.
+    excess: f64,
 }
+
+/// From this excess on, the newest is first. At 1.5 times the load that the service can do the excess is 0.5. Half as
+/// much would cost as much at that load as a rule without a bound; 0.4 leaves clients that do not wait long unserved
+/// up to 1.5 times the load.
+const PLAIN: f64 = 0.25;
+
+/// At this excess, as many may wait as are in flight: at three times the load that the service can do, a request makes way
+/// after half a service time. With half the excess it is twice as many, so that it still makes way soon.
+const EXCESS: f64 = 2.0;
+/// Up to so many times as many: those that would wait longer have given up.
+const MOST_PLACES: f64 = 2.5;
 
 /// It is no shorter than the target: a queue that drains within it must be seen to.
 #[inline]
@@ -37,7 +69,38 @@ impl Standing {
             end: now,
             last: now,
             least: 0,
+            served: 0,
+            rejected: 0,
+            made_way: false,
+            excess: 0.0,
         }
+    }
+
+    /// A request that waited is served.
+    pub(super) fn note_served(&mut self) {
+        self.served = self.served.saturating_add(1);
+    }
+
+    /// One was rejected because a queue stands.
+    pub(super) fn note_rejected(&mut self) {
+        self.rejected = self.rejected.saturating_add(1);
+    }
+
+    /// One was rejected to make way for a newer one.
+    pub(super) fn note_made_way(&mut self) {
+        self.made_way = true;
+        self.note_rejected();
+    }
+
+    /// Whether the overload is plain, if a queue stands.
+    pub(super) fn is_plain(&self) -> bool {
+        self.excess >= PLAIN
+    }
+
+    /// How many may wait while the newest is first.
+    pub(super) fn places(&self, in_flight: u64) -> u64 {
+        let times = (EXCESS / self.excess).clamp(1.0, MOST_PLACES); // infinite without an excess
+        ((in_flight as f64 * times) as u64).max(1)
     }
 
     pub(super) fn pended(&mut self, now: u64) {
@@ -63,7 +126,13 @@ impl Standing {
             return false;
         }
         if now > self.end {
-            self.overloaded = self.least > target && !silent;
+            self.overloaded = (self.least > target || self.made_way) && !silent;
+            let excess = f64::from(self.rejected) / f64::from(self.served.max(1));
+            self.excess = match self.overloaded {
+                true => (self.excess + excess) / 2.0,
+                false => 0.0,
+            };
+            (self.served, self.rejected, self.made_way) = (0, 0, false);
             self.end = now.saturating_add(detection(target));
             self.least = age;
             self.pended = None;
@@ -117,5 +186,81 @@ impl Standing {
         }
         let percent = u128::from(self.least) * 100 / u128::from(target).max(1) / 2;
         percent.min(100) as u32
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+impl Standing {
+    pub(super) fn set_excess(&mut self, now: u64, excess: f64) {
+        *self = Self {
+            overloaded: true,
+            started: true,
+            pended: Some(now),
+            end: now + SHORTEST_DETECTION,
+            last: now,
+            excess,
+            ..Self::new(now)
+        };
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+
+    const TARGET: u64 = 100_000_000;
+    const MS: u64 = 1_000_000;
+
+    /// So many are served in each interval, and so many rejected, all of this age.
+    fn intervals(standing: &mut Standing, now: &mut u64, served: u32, rejected: u32, age: u64) {
+        for one in 0..served {
+            *now += 101 * MS / u64::from(served);
+            standing.look(*now, age, Some(age), TARGET);
+            standing.note_served();
+            for _ in 0..rejected * (one + 1) / served - rejected * one / served {
+                standing.note_made_way();
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_is_first_from_a_quarter_more_than_can_be_served() {
+        for (rejected, expected) in [(0, false), (2, false), (4, false), (6, true), (40, true)] {
+            let (mut standing, mut now) = (Standing::new(0), 0);
+            for _ in 0..12 {
+                intervals(&mut standing, &mut now, 20, rejected, 2 * TARGET);
+            }
+            assert!(standing.is_overloaded(now, TARGET, TARGET));
+            assert_eq!(
+                standing.is_plain(),
+                expected,
+                "{rejected}: {}",
+                standing.excess
+            );
+        }
+    }
+
+    #[test]
+    fn more_have_a_place_where_fewer_are_rejected() {
+        let mut standing = Standing::new(0);
+        for (excess, places) in [(0.0, 50), (0.25, 50), (1.0, 40), (2.0, 20), (9.0, 20)] {
+            standing.excess = excess;
+            assert_eq!(standing.places(20), places, "{excess}");
+        }
+        assert_eq!(standing.places(0), 1, "there is always a place");
+        assert!(standing.places(u64::MAX) >= u64::MAX - 1);
+    }
+
+    /// Those that are served have not waited: what shows that the queue stands are those that make way.
+    #[test]
+    fn a_queue_stands_as_long_as_some_make_way() {
+        let (mut standing, mut now) = (Standing::new(0), 0);
+        (0..4).for_each(|_| intervals(&mut standing, &mut now, 20, 40, 2 * TARGET));
+        (0..100).for_each(|_| intervals(&mut standing, &mut now, 20, 40, MS));
+        assert!(standing.is_overloaded(now, TARGET, TARGET) && standing.is_plain());
+        (0..2).for_each(|_| intervals(&mut standing, &mut now, 20, 0, MS));
+        assert!(!standing.is_overloaded(now, TARGET, TARGET));
+        intervals(&mut standing, &mut now, 20, 0, MS);
+        assert!(!standing.is_plain(), "the next queue starts anew");
     }
 }

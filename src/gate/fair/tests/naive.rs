@@ -103,6 +103,7 @@ pub(super) struct Naive {
     began_to_wait: u128,
     estimate: u64,
     pub(super) law: CoDel,
+    pub(super) newest_first: bool,
     knows_of: u64,
     /// When one was last granted a permit that was too old.
     probed: Option<u64>,
@@ -142,6 +143,7 @@ impl Naive {
             began_to_wait: 0,
             estimate: 0,
             law: CoDel::new(ages, 0),
+            newest_first: false,
             knows_of: 0,
             probed: None,
         };

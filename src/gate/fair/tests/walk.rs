@@ -145,6 +145,18 @@ impl Walk {
                 self.gate.set_ages(ages);
                 self.naive.set_ages(ages);
             }
+            Step::NewestFirst(newest_first) => {
+                self.gate.set_newest_first(newest_first);
+                self.naive.newest_first = newest_first;
+            }
+            Step::Excess(percent) => {
+                let excess = f64::from(percent) / 100.0;
+                let mut slow = lock(&self.gate.slow);
+                slow.room.serves.law().set_excess(self.naive.now, excess);
+                drop(slow);
+                self.naive.law.set_excess(self.naive.now, excess);
+                self.show(); // until when it is quiet is published
+            }
             Step::Show => self.show(),
             Step::Pass(time) => {
                 after(time).await;

@@ -111,6 +111,37 @@ fn a_tenants_requests_are_served_in_their_order() {
     }
 }
 
+#[test]
+fn where_the_newest_is_first_tenants_still_take_turns() {
+    let mut queue = queue(&[1, 3]);
+    for number in 0..10 {
+        queue.push(0, ONE_COST, 0, number);
+        queue.push(1, ONE_COST, 0, number);
+    }
+    let mut now = 0;
+    let mut served = [Vec::new(), Vec::new()];
+    for _ in 0..12 {
+        let (ticket, mut charge) = queue.next_in(Order::NewestFirst, now).expect("some wait");
+        let (_, number) = queue.begin(&ticket, &mut charge, now);
+        served[charge.tenant() as usize].push(number);
+        now += 1_000_000;
+        queue.finish(charge, now);
+    }
+    let [first, second] = served;
+    assert!(
+        second.len().abs_diff(9) <= 1,
+        "three times the weight: {second:?}"
+    );
+    assert!(
+        first.is_sorted_by(|earlier, later| earlier > later),
+        "{first:?}"
+    );
+    assert!(
+        second.is_sorted_by(|earlier, later| earlier > later),
+        "{second:?}"
+    );
+}
+
 /// CockroachDB had one starve: https://github.com/cockroachdb/cockroach/issues/77443.
 #[test]
 fn tenants_that_are_equal_take_turns() {
@@ -407,17 +438,24 @@ fn what_was_not_begun_after_all_leaves_no_trace() {
 
 #[test]
 fn room_is_made_by_the_one_with_most_for_its_weight() {
-    // (weight, waiting) of each, whose newcomer it is, and whose last request goes.
-    type Row = (&'static [(u32, u32)], u32, Option<u32>);
-    let table: [Row; 6] = [
-        (&[(1, 10), (1, 3), (1, 0)], 2, Some(0)),
-        (&[(10, 10), (1, 3), (1, 0)], 2, Some(1)),
-        (&[(10, 10), (1, 3), (1, 0)], 1, None),
-        (&[(1, 10), (1, 3)], 0, None),
-        (&[(1, 3), (1, 2)], 1, None), // it would have as many
-        (&[(10_000, 1000), (1, 0)], 1, None),
+    // (weight, waiting) of each, whose newcomer it is, and whose request goes: its last where the oldest is first, its
+    // first where the newest is.
+    type Row = (&'static [(u32, u32)], u32, [Option<u32>; 2]);
+    let table: [Row; 7] = [
+        (&[(1, 10), (1, 3), (1, 0)], 2, [Some(0), Some(0)]),
+        (&[(10, 10), (1, 3), (1, 0)], 2, [Some(1), Some(1)]),
+        (&[(10, 10), (1, 3), (1, 0)], 1, [None, Some(1)]),
+        (&[(1, 10), (1, 3)], 0, [None, Some(0)]),
+        (&[(1, 3), (1, 2)], 1, [None, Some(1)]), // it would have as many
+        (&[(1, 1), (1, 0)], 1, [None, None]),
+        (&[(10_000, 1000), (1, 0)], 1, [None, None]),
     ];
-    for (tenants, newcomer, expected) in table {
+    let orders = [Order::OldestFirst, Order::NewestFirst];
+    let table = table.into_iter().flat_map(|(tenants, newcomer, expected)| {
+        let both = orders.into_iter().zip(expected);
+        both.map(move |(order, expected)| (tenants, newcomer, order, expected))
+    });
+    for (tenants, newcomer, order, expected) in table {
         let weights: Vec<_> = tenants.iter().map(|(weight, _)| *weight).collect();
         let mut queue = queue(&weights);
         let mut last = vec![0; tenants.len()];
@@ -430,14 +468,18 @@ fn room_is_made_by_the_one_with_most_for_its_weight() {
                 }
             }
         }
-        let made = queue.make_room(newcomer);
+        assert_eq!(queue.makes_room(newcomer, order), expected);
+        let made = queue.make_room(newcomer, order);
         assert_eq!(
             made,
             expected.map(|tenant| {
-                let last = last[tenant as usize];
-                (tenant, u64::from(last) + 5, last)
+                let goes = match order {
+                    Order::OldestFirst => last[tenant as usize],
+                    Order::NewestFirst => 0,
+                };
+                (tenant, u64::from(goes) + 5, goes)
             }),
-            "{tenants:?}"
+            "{tenants:?}, {order:?}"
         );
     }
 }
@@ -554,30 +596,34 @@ impl<T> FairQueue<T> {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Push { tenant: u32, cost: u32 },
-    Next,
+    Next(Order),
     Begin(usize),
     PutBack,
     Withdraw(usize),
     Finish(usize),
     Refund(usize),
     Cancel(usize),
-    MakeRoom(u32),
+    MakeRoom(u32, Order),
     SetWeight { tenant: u32, weight: u32 },
     SetMaxRunning(u32),
+}
+
+fn order() -> impl Strategy<Value = Order> {
+    prop_oneof![2 => Just(Order::OldestFirst), 1 => Just(Order::NewestFirst)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let any_of = 0_usize..1000;
     prop_oneof![
         8 => (0_u32..4, 1_u32..4).prop_map(|(tenant, cost)| Step::Push { tenant, cost }),
-        8 => Just(Step::Next),
+        8 => order().prop_map(Step::Next),
         6 => any_of.clone().prop_map(Step::Begin),
         2 => Just(Step::PutBack),
         1 => any_of.clone().prop_map(Step::Withdraw),
         4 => any_of.clone().prop_map(Step::Finish),
         1 => any_of.clone().prop_map(Step::Refund),
         2 => any_of.prop_map(Step::Cancel),
-        1 => (0_u32..4).prop_map(Step::MakeRoom),
+        1 => (0_u32..4, order()).prop_map(|(tenant, order)| Step::MakeRoom(tenant, order)),
         1 => (0_u32..4, 1_u32..20).prop_map(|(tenant, weight)| Step::SetWeight { tenant, weight }),
         1 => (1_u32..4).prop_map(Step::SetMaxRunning),
     ]
@@ -591,6 +637,7 @@ proptest! {
         let mut waiting: Vec<Ticket> = Vec::new();
         let mut turns: Vec<(Ticket, Charge)> = Vec::new();
         let mut running: Vec<Charge> = Vec::new();
+        let mut newest = Vec::new(); // those that were next as such
         // The time stands still but at a completion, so none is over its charge meanwhile.
         let pick = |len: usize, n: usize| (len > 0).then(|| n % len);
         for step in steps {
@@ -598,14 +645,23 @@ proptest! {
                 Step::Push { tenant, cost: each } => {
                     waiting.push(queue.push(tenant, cost(each), now, ()));
                 }
-                Step::Next => {
+                Step::Next(order) => {
                     // No request is over its charge in this test, so it is simply the smallest tag.
                     let ready = (0..4).filter(|id| queue.is_ready(*id));
                     let keys = ready.map(|id| queue.head(id));
                     let smallest = keys.min();
                     prop_assert_eq!(queue.fairest(now).map(|(head, _)| head), smallest);
-                    if let Some((ticket, charge)) = queue.next(now) {
+                    if let Some((ticket, charge)) = queue.next_in(order, now) {
                         waiting.retain(|waiting| *waiting != ticket);
+                        let own = waiting.iter().filter(|one| queue.slots[one.slot].tenant == charge.tenant);
+                        let is_in_order = own.map(|one| one.number).all(|other| match order {
+                            Order::OldestFirst => ticket.number < other,
+                            Order::NewestFirst => ticket.number > other,
+                        });
+                        prop_assert!(is_in_order);
+                        if order == Order::NewestFirst {
+                            newest.push(ticket.number);
+                        }
                         turns.push((ticket, charge));
                     }
                 }
@@ -615,7 +671,7 @@ proptest! {
                     running.push(charge);
                 },
                 // One that has the turn is put back before a later one of its tenant's is next.
-                Step::PutBack => if let Some((ticket, charge)) = turns.pop() {
+                Step::PutBack => if let Some((ticket, charge)) = turns.pop_if(|(ticket, _)| !newest.contains(&ticket.number)) {
                     queue.put_back(&ticket, charge);
                     waiting.push(ticket);
                 },
@@ -640,11 +696,11 @@ proptest! {
                 Step::Cancel(n) => if let Some(i) = pick(waiting.len(), n) {
                     queue.cancel(&waiting.swap_remove(i));
                 },
-                Step::MakeRoom(tenant) => {
+                Step::MakeRoom(tenant, order) => {
                     let backlogs = queue.tenants.iter().map(|t| backlog(t.waiting, t.price));
                     let largest = backlogs.max().filter(|backlog| *backlog > 0);
                     prop_assert_eq!(queue.largest_backlog().map(|(_, backlog)| backlog), largest);
-                    if queue.make_room(tenant).is_some() {
+                    if queue.make_room(tenant, order).is_some() {
                         let gone = waiting.iter().position(|waiting| queue.with(waiting).is_none());
                         waiting.swap_remove(gone.expect("one of those that wait"));
                     }
@@ -809,7 +865,7 @@ fn a_number_that_is_used_again_has_no_backlog() {
     assert_eq!(queue.backlogs.get(0), None);
     queue.add_tenant(1);
     (0..3).for_each(|_| assert!(queue.push(1, ONE_COST, 0, ()).number > 0));
-    assert_eq!(queue.make_room(2), Some((1, 0, ())));
+    assert_eq!(queue.make_room(2, Order::OldestFirst), Some((1, 0, ())));
 }
 
 #[test]

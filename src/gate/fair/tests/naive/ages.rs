@@ -25,6 +25,34 @@ impl Naive {
             && (self.in_flight() as u64) < below
     }
 
+    /// Whether the newest of a tenant's waiters is next.
+    pub(super) fn newest_is_next(&self) -> bool {
+        self.newest_first && self.law.prefers_newest(self.now)
+    }
+
+    /// In which order a waiter is next.
+    pub(super) fn order(&self) -> Order {
+        match self.newest_is_next() {
+            true => Order::NewestFirst,
+            false => Order::OldestFirst,
+        }
+    }
+
+    /// How many may wait.
+    pub(super) fn places(&self) -> usize {
+        match self.newest_is_next() {
+            true => (self.law.places(self.in_flight() as u64) as usize).min(self.max_waiting),
+            false => self.max_waiting,
+        }
+    }
+
+    /// There were more than that, and one was rejected.
+    pub(super) fn note_made_way(&mut self) {
+        if self.newest_is_next() {
+            self.law.note_made_way();
+        }
+    }
+
     /// One that is too old is let in while a queue stands, to see whether it still does: one in a tenth of a second.
     pub(super) fn note_probe(&mut self) {
         let last = self.probed.replace(self.now);
@@ -34,7 +62,13 @@ impl Naive {
         );
     }
 
-    pub(super) fn judge(&mut self, age: u64, own: u64, others: usize) -> Result<(), Reason> {
+    pub(super) fn judge(
+        &mut self,
+        age: u64,
+        own: u64,
+        others: usize,
+        next: Option<Order>,
+    ) -> Result<(), Reason> {
         let oldest = self.oldest_that_may_run();
         let entry = Entry {
             age,
@@ -49,12 +83,15 @@ impl Naive {
         } = self.law.settings;
         let is_old = age > target.saturating_mul(2);
         let stands = self.law.report(self.now).overloaded;
-        let verdict = self.law.enter(self.now, &entry);
+        let verdict = match next {
+            Some(order) => self.law.enter_next(self.now, &entry, order),
+            None => self.law.enter(self.now, &entry),
+        };
         let still_stands = stands && self.law.report(self.now).overloaded;
         let in_the_way = own > target && (others > 0 || oldest.is_some());
         match verdict {
             Verdict::Admit => {
-                if still_stands && is_old && in_the_way {
+                if still_stands && is_old && in_the_way && next != Some(Order::NewestFirst) {
                     self.note_probe();
                 }
                 self.knows_of += 1;

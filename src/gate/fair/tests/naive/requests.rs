@@ -31,7 +31,7 @@ impl Naive {
         }
         if is_open && self.may_run(tenant) {
             self.roll(self.in_flight());
-            if let Err(reason) = self.judge(age, 0, self.in_flight()) {
+            if let Err(reason) = self.judge(age, 0, self.in_flight(), None) {
                 return self.reject(tenant, reason);
             }
             let charge = (self.cap != usize::MAX).then(|| {
@@ -45,8 +45,13 @@ impl Naive {
         }
         match self.has_place(tenant) {
             true => Answer::Waits,
-            false => self.reject(tenant, Reason::QueueFull),
+            false => self.has_no_place(tenant),
         }
+    }
+
+    fn has_no_place(&mut self, tenant: usize) -> Answer {
+        self.note_made_way();
+        self.reject(tenant, Reason::QueueFull)
     }
 
     pub(super) fn start(
@@ -85,9 +90,20 @@ impl Naive {
         (hog != newcomer && self.backlog(newcomer, 1) < most).then_some(hog)
     }
 
+    /// The place of the one that has to make room for a newcomer of this tenant.
+    fn makes_room(&self, newcomer: usize) -> Option<usize> {
+        let of = |tenant: usize| move |waiter: &Waiter| waiter.tenant == tenant;
+        match (self.hog(newcomer), self.newest_is_next()) {
+            (Some(hog), true) => self.waiting.iter().position(of(hog)),
+            (None, true) => self.waiting.iter().position(of(newcomer)),
+            (Some(hog), false) => self.waiting.iter().rposition(of(hog)),
+            (None, false) => None,
+        }
+    }
+
     pub(super) fn has_place(&self, tenant: usize) -> bool {
         self.waiting_of(tenant) < self.max_waiting_per_tenant
-            && (self.waiting.len() < self.max_waiting || self.hog(tenant).is_some())
+            && (self.waiting.len() < self.places() || self.makes_room(tenant).is_some())
     }
 
     pub(in super::super) fn enter(
@@ -97,17 +113,21 @@ impl Naive {
         (came, older): (u64, u64),
     ) -> Answer {
         if !self.has_place(tenant) {
-            return self.reject(tenant, Reason::QueueFull);
+            return self.has_no_place(tenant);
         }
+        // By the same rule, although the windows may be closed in between.
+        let places = self.places();
+        let makes_room = self.makes_room(tenant);
+        let is_newest = self.newest_is_next();
         self.roll(self.in_flight());
         if self.in_flight() >= self.limit {
             self.law.inner_pending(self.now);
         }
-        if self.waiting.len() >= self.max_waiting {
-            let hog = self.hog(tenant).expect("there is a place");
-            let mut waiting = self.waiting.iter();
-            let last = waiting.rposition(|waiter| waiter.tenant == hog);
-            self.turn_away(last.expect("it has some"), Reason::QueueFull);
+        if self.waiting.len() >= places {
+            self.turn_away(makes_room.expect("there is a place"), Reason::QueueFull);
+            if is_newest {
+                self.law.note_made_way();
+            }
         }
         if self.waiting.is_empty() {
             (self.pace, self.began_to_wait) = (self.virtual_time, self.virtual_time);
@@ -182,7 +202,15 @@ impl Naive {
         self.roll(admitted);
         let mut goes = false;
         while !goes {
-            let Some(at) = self.next_waiter() else { break };
+            let Some(mut at) = self.next_waiter() else {
+                break;
+            };
+            let order = self.order();
+            if order == Order::NewestFirst {
+                let tenant = self.waiting[at].tenant;
+                let newest = (self.waiting.iter()).rposition(|waiter| waiter.tenant == tenant);
+                at = newest.expect("it has one");
+            }
             let waiter = self.waiting.remove(at);
             let own = self.now - waiter.came;
             self.waits.push(own);
@@ -190,7 +218,7 @@ impl Naive {
             let charge = self.charge(waiter.tenant, waiter.cost);
             self.virtual_time = self.virtual_time.max(start);
             self.start(waiter.id, waiter.tenant, waiter.cost, Some(charge));
-            match self.judge(waiter.older + own, own, others) {
+            match self.judge(waiter.older + own, own, others, Some(order)) {
                 Ok(()) => {
                     self.note_peak();
                     goes = true;

@@ -32,6 +32,9 @@ pub(super) enum Step {
     MaxWaiting(usize),
     MaxWaitingPerTenant(Option<usize>),
     Ages(Settings),
+    NewestFirst(bool),
+    /// A queue stands from now on, with this excess.
+    Excess(u32),
     Show,
     Pass(u64),
 }
@@ -64,6 +67,14 @@ pub(super) fn steps(old: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => Just(End::NotSent),
     ];
     let comes = (tenant(), 1..4_u32, ages);
+    let newest = match old {
+        true => prop_oneof![
+            1 => any::<bool>().prop_map(Step::NewestFirst),
+            2 => (0..300_u32).prop_map(Step::Excess),
+        ]
+        .boxed(),
+        false => Just(Step::Show).boxed(),
+    };
     let step = prop_oneof![
         12 => comes.prop_map(|(tenant, cost, age)| Step::Comes { tenant, cost, age }),
         2 => (tenant(), 1..4_u32).prop_map(|(tenant, cost)| Step::Arrives { tenant, cost }),
@@ -81,6 +92,7 @@ pub(super) fn steps(old: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => (0..9_usize).prop_map(Step::MaxWaiting),
         1 => prop::option::of(0..5_usize).prop_map(Step::MaxWaitingPerTenant),
         1 => some_ages().prop_map(move |ages| if old { Step::Ages(ages) } else { Step::Show }),
+        1 => newest,
         1 => Just(Step::Show),
         6 => prop_oneof![4 => 0..30 * MS, 1 => 0..300 * MS].prop_map(Step::Pass),
     ];
