@@ -19,8 +19,8 @@
 //! | question | answer |
 //! | --- | --- |
 //! | where is a permit handed on? | `Gate::pass_on`, `Gate::grant_free` |
-//! | who is next? | `Room::next` |
-//! | what is too old? | `Ages::judge` |
+//! | who is next? | `Room::next`; which of a tenant's waiters: `Ages::order` |
+//! | what is too old? | `Ages::judge`, `Ages::judge_next` |
 //! | where is a tenant charged? | `Serves::next` when it is granted a permit, `Fair::settle` when its request is over |
 //! | where does a limit move? | `Gate::resize_under` |
 //!
