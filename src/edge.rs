@@ -31,22 +31,20 @@
 //! it has been stamped further out; a stamp of its own would say no more than the gate knows.
 //!
 //! # Order
-//! The requests of one tenant are served in the order in which they came, as long as the queue drains. Under plain overload
-//! (a queue stands, and at least a quarter as many requests are rejected as served) the newest is served first. Those who are
-//! served then have hardly waited. In order of arrival each of them would wait for about twice CoDel's target before, whatever
-//! the load: p50 at three times the load that the service can do is 7 times the unloaded p50 in order of arrival, and 1.5 times
-//! with the newest first (16 workers, exponential service times; overload lab).
+//! The requests of one tenant are served in the order in which they came. Under plain overload (a queue stands, and at least
+//! a quarter as many requests are rejected as served) the newest is served first. Then those that are served have hardly
+//! waited. In the order of arrival, each of them waits for almost twice CoDel's target first, whatever the load. At three times
+//! the capacity, p50 is 7 times the unloaded p50 in the order of arrival, and 1.6 times with the newest first (16 workers,
+//! exponential service times; overload lab).
 //!
 //! Meanwhile only so many requests may wait as can be served soon, 1 to 2.5 times as many as are in flight. A newcomer takes
 //! the place of the oldest request of the tenant that has the most waiting for its weight; that one is rejected at once, with
 //! [`Reason::QueueFull`](crate::Reason::QueueFull).
 //!
-//! Who gets how much does not change: tenants take turns as before, and each gives its newest request. If every request is of
-//! another tenant, requests are served in the order in which they came, and a newcomer for which there is no place is
-//! rejected.
+//! The shares of tenants do not change. If every request is of another tenant, requests are served in the order in which they
+//! came, and a newcomer for which there is no place is rejected.
 //!
-//! Clients that send their next request when they have an answer, and wait without a bound, may prefer strict order:
-//! [`newest_first(false)`](Edge::newest_first).
+//! [`newest_first(false)`](Edge::newest_first) keeps the order of arrival, for clients that would rather wait.
 //!
 //! # Tenants
 //! Tenants are found by the [`TenantId`](crate::wfq::TenantId) that a layer further out has put into a

@@ -229,7 +229,7 @@ async fn nobody_waits_longer_than_max_wait() {
     assert_eq!((snapshot.waiting, snapshot.rejected.wait_timeout), (0, 1));
 }
 
-/// A permit is handed on without a look at the clock, so the wait is counted by whoever looks next.
+/// A permit is handed on without reading the clock. The wait is counted when the clock is read next.
 #[tokio::test(start_paused = true)]
 async fn a_wait_is_counted_once_and_for_its_length_whoever_counts_it() {
     /// Gives how many others have waited meanwhile, each for no time.

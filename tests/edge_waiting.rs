@@ -160,3 +160,18 @@ async fn under_plain_overload_the_newest_is_first_unless_the_order_is_to_be_kept
     changed.handle().set_newest_first(false);
     assert!(median_under_overload(changed).await > late);
 }
+
+/// Nothing gets too old then: what shows the overload is that there is no place.
+#[tokio::test(start_paused = true)]
+async fn under_plain_overload_the_newest_is_first_where_only_a_few_may_wait() {
+    for newest_first in [true, false] {
+        let edge = edge().newest_first(newest_first);
+        edge.handle().set_max_waiting(3);
+        let median = median_under_overload(edge).await;
+        assert_eq!(
+            median < Duration::from_millis(100),
+            newest_first,
+            "{median:?}"
+        );
+    }
+}

@@ -184,7 +184,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Changes how old requests may be in good times: while a queue stands, those older than twice this are rejected.
+    /// Changes how old requests may be in good times: while a queue stands, those older than twice this are rejected, unless
+    /// the [newest is first](mod@crate::edge#order).
     ///
     /// # Errors
     /// If it is 0, or longer than `interval`; nothing changes.

@@ -34,7 +34,7 @@ pub(crate) struct Ages {
     stands: bool,
     /// Whether it was ever asked on trial: then all that the log is told says so.
     on_trial: bool,
-    /// Whether the newest of a tenant's waiters is next while a queue stands.
+    /// Whether the newest of a tenant's waiters is next under plain overload.
     newest_first: bool,
 }
 
@@ -95,9 +95,9 @@ impl Ages {
         self.law.places(in_flight) as usize
     }
 
-    /// A request was rejected to make way for a newer one.
-    pub(crate) fn count_made_way(&mut self) {
-        self.law.note_made_way();
+    /// More came to wait than there are places, and one was rejected.
+    pub(crate) fn count_no_place(&mut self, order: Order) {
+        self.law.note_no_place(order);
     }
 
     /// How many may be in flight, by age.

@@ -239,7 +239,7 @@ impl Bucket {
             if !self.load().is_queued() {
                 return Err(now);
             }
-            // Those who wait may only have been slow to look.
+            // The tokens may be there already, and the waiters not polled yet.
             self.settle(0);
             self.take(self.try_once(n, PLENTY), n, PLENTY)
         })

@@ -12,6 +12,10 @@
 //! Where a tenant may have only so many in flight (`max_in_flight_per_tenant`), every request is charged when it starts,
 //! because the queue has to count it.
 //!
+//! # Order
+//! A tenant's requests are next in the order of arrival. Under plain overload the newest is next, and there are fewer
+//! [`Places`]: see [`Ages::order`].
+//!
 //! # What it does not do
 //! - Nobody waits for CoDel's width, the number of requests in flight at which requests do not get old: at the width, what
 //!   is next is rejected. A width that made requests wait would make them old, and narrow itself for that.
@@ -276,7 +280,7 @@ impl<S: Serves> Fair<S> {
             let (evicted_of, since, seat) = evicted.expect("there is a place");
             (scene.bounds.waits).record(scene.now.saturating_sub(since));
             self.reject(evicted_of, seat, Rejection::QUEUE_FULL, scene.bounds, wakes);
-            self.serves.note_made_way(places);
+            self.note_no_place(evicted_of, places);
         }
         let seat = self.seats.insert(Seat {
             waker,
@@ -287,6 +291,14 @@ impl<S: Serves> Fair<S> {
         self.seats[seat].state = State::Waits(ticket);
         S::note_busy(self, scene.now);
         seat
+    }
+
+    /// A request of this tenant was rejected, because there was no place for it. That shows a queue, unless the tenant waits
+    /// for its own others.
+    fn note_no_place(&mut self, tenant: u32, places: &Places) {
+        if self.queue.may_run(tenant) {
+            self.serves.note_no_place(places.order);
+        }
     }
 
     /// A request that the queue has let go of is rejected.

@@ -12,7 +12,7 @@ use crate::observe::events::{self, LimitMoved};
 /// Decides who waits and who is next. [`Fifo`](super::fifo::Fifo) serves in order of arrival, [`Fair`](super::fair::Fair)
 /// by tenant.
 pub(crate) trait Room {
-    /// Whether it goes by the time who is next. Otherwise [`Scene::now`] may be 0.
+    /// Whether the time decides who is next. Otherwise [`Scene::now`] may be 0.
     const NEEDS_TIME: bool;
 
     /// What is known of the room without the lock.

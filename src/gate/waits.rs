@@ -134,9 +134,9 @@ impl WaitCounts {
 
 /// When a wait began that is over and not counted yet.
 ///
-/// Handing a permit on reads no clock. Whoever reads the clock next counts the wait: the next waiter when it comes, or, where
-/// none comes, the woken waiter when it picks up its permit. Under load that is one look at the clock for each waiter
-/// instead of two.
+/// A gate hands a permit on without reading the clock. The wait is counted when the clock is read next: when another waiter
+/// comes, or else when the woken waiter picks up its permit. Under load the clock is read once for each waiter instead of
+/// twice.
 #[derive(Debug)]
 pub(crate) struct Uncounted(AtomicU64);
 

@@ -180,9 +180,12 @@ impl CoDel {
         self.standing.places(in_flight)
     }
 
-    /// A request was rejected to make way for a newer one.
-    pub(crate) fn note_made_way(&mut self) {
-        self.standing.note_made_way();
+    /// More came to wait than there are places, and one was rejected.
+    pub(crate) fn note_no_place(&mut self, order: Order) {
+        match order {
+            Order::OldestFirst => self.standing.note_rejected(),
+            Order::NewestFirst => self.standing.note_made_way(),
+        }
     }
 
     /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).

@@ -126,7 +126,7 @@ impl<S: Serves> Granted<S> {
         self.grant.as_ref()
     }
 
-    /// Whoever takes the grant owns the permit and the charge from now on.
+    /// The caller owns the permit and the charge from now on.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Grant> {
         self.grant.take()

@@ -1,4 +1,4 @@
-//! A fair gate whose permits admit requests, unless these are too old: that of an edge.
+//! The fair gate of an edge: a permit admits a request, unless the request is too old.
 //!
 //! ```text
 //! arrive ─── nobody waits, and a permit is free ───────────► admitted ─► end
@@ -101,7 +101,7 @@ impl Serves for Ages {
         gate.load_now().0
     }
 
-    /// Where the newest is first, older ones have to make way as soon as more wait than can be served soon.
+    /// Where the newest is first, the oldest makes way as soon as more wait than can be served soon.
     fn places(&self, now: u64, in_flight: usize, max_waiting: usize) -> Places {
         let order = self.order(now);
         let most = match order {
@@ -111,10 +111,8 @@ impl Serves for Ages {
         Places { most, order }
     }
 
-    fn note_made_way(&mut self, places: &Places) {
-        if places.order == Order::NewestFirst {
-            self.count_made_way();
-        }
+    fn note_no_place(&mut self, order: Order) {
+        self.count_no_place(order);
     }
 
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
@@ -312,7 +310,7 @@ impl Gate<Fair> {
         if slow.room.has_place(tenant, &places) {
             return Ok(None);
         }
-        slow.room.serves.note_made_way(&places);
+        slow.room.note_no_place(tenant, &places);
         Err(Rejection::QUEUE_FULL)
     }
 }

@@ -125,9 +125,9 @@ pub(crate) trait Serves: Sized {
         }
     }
 
-    /// There were more to wait than there are places, and one was rejected.
-    fn note_made_way(&mut self, places: &Places) {
-        let _ = places;
+    /// More came to wait than there are places, and one was rejected.
+    fn note_no_place(&mut self, order: Order) {
+        let _ = order;
     }
 
     /// A request comes to wait.
@@ -386,7 +386,7 @@ impl<S: Serves> Gate<Fair<S>> {
         places: &Places,
         now: u64,
     ) -> Box<Overloaded> {
-        slow.room.serves.note_made_way(places);
+        slow.room.note_no_place(tenant, places);
         self.reject(slow, tenant, Rejection::QUEUE_FULL, now)
     }
 

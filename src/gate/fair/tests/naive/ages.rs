@@ -46,10 +46,10 @@ impl Naive {
         }
     }
 
-    /// There were more than that, and one was rejected.
-    pub(super) fn note_made_way(&mut self) {
-        if self.newest_is_next() {
-            self.law.note_made_way();
+    /// More came than that, and one of this tenant was rejected. If the tenant waits for its own others, that says nothing.
+    pub(super) fn note_no_place(&mut self, tenant: usize, order: Order) {
+        if self.may_run(tenant) {
+            self.law.note_no_place(order);
         }
     }
 

@@ -50,7 +50,7 @@ impl Naive {
     }
 
     fn has_no_place(&mut self, tenant: usize) -> Answer {
-        self.note_made_way();
+        self.note_no_place(tenant, self.order());
         self.reject(tenant, Reason::QueueFull)
     }
 
@@ -118,16 +118,16 @@ impl Naive {
         // By the same rule, although the windows may be closed in between.
         let places = self.places();
         let makes_room = self.makes_room(tenant);
-        let is_newest = self.newest_is_next();
+        let order = self.order();
         self.roll(self.in_flight());
         if self.in_flight() >= self.limit {
             self.law.inner_pending(self.now);
         }
         if self.waiting.len() >= places {
-            self.turn_away(makes_room.expect("there is a place"), Reason::QueueFull);
-            if is_newest {
-                self.law.note_made_way();
-            }
+            let evicted = makes_room.expect("there is a place");
+            let evicted_of = self.waiting[evicted].tenant;
+            self.turn_away(evicted, Reason::QueueFull);
+            self.note_no_place(evicted_of, order);
         }
         if self.waiting.is_empty() {
             (self.pace, self.began_to_wait) = (self.virtual_time, self.virtual_time);
