@@ -172,3 +172,32 @@ async fn what_gives_weights_is_not_dropped_under_the_lock() {
     end(&gate, grant);
     assert_empty(&gate);
 }
+
+/// Its requests are rejected all the time, but there is no queue for anybody else.
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_waits_for_its_own_others_does_not_make_a_queue_stand() {
+    let ages = Settings {
+        target: 100 * MS,
+        interval: 1000 * MS,
+        ..NEVER_OLD
+    };
+    let gate = aged(2, WfqConfig::default().max_in_flight_per_tenant(1), ages);
+    gate.set_newest_first(true);
+    let runs = start(&gate, "flood");
+    let now = gate.clock.nanos();
+    lock(&gate.slow).room.serves.law().set_excess(now, 2.0);
+    let mut waiters = Vec::new();
+    for _ in 0..100 {
+        after(10 * MS).await;
+        end(&gate, start(&gate, "other"));
+        waiters.push(Waiter::enters(&gate, "flood"));
+    }
+    assert!(gate.bounds.rejected().queue_full > 0, "some made way");
+    let order = lock(&gate.slow).room.serves.order(gate.clock.nanos());
+    assert_eq!(order, Order::OldestFirst);
+    for waiter in waiters {
+        waiter.leaves(&gate);
+    }
+    end(&gate, runs);
+    assert_empty(&gate);
+}
