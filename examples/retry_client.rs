@@ -14,9 +14,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, retry::RetryLayer};
 use tower_backpressure::{
-    ByStatus, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer,
-    Rate, RateLimitLayer, RetryPolicy,
-    retry::{Backoff, Deadline, Idempotent, ReplayBody, RetryBudget},
+    ByStatus, CircuitBreakerLayer, ConcurrencyLimitLayer, Deadline, LoadShedLayer,
+    OverloadResponseLayer, Rate, RateLimitLayer, RetryPolicy,
+    retry::{Backoff, Idempotent, ReplayBody, RetryBudget},
 };
 
 type Payload = ReplayBody<Body>;

@@ -122,10 +122,12 @@ pub mod config;
 mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;
+pub mod deadline;
 pub mod edge;
 mod gate;
 #[cfg(any(doc, doctest))]
 pub mod guide;
+mod head;
 pub mod hold;
 mod jitter;
 pub mod keyed_circuit_breaker;
@@ -135,6 +137,7 @@ mod law;
 pub mod load_shed;
 pub mod observe;
 mod overloaded;
+pub mod priority;
 mod rate;
 pub mod rate_limit;
 pub mod respond;
@@ -157,6 +160,7 @@ pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;
 #[cfg(feature = "net")]
 pub use connection_limit::ConnectionLimit;
+pub use deadline::Deadline;
 pub use edge::{Edge, edge};
 pub use gate::{
     aside::Waited, bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits,
@@ -167,6 +171,7 @@ pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLa
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
+pub use priority::Priority;
 pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
 pub use respond::{OverloadResponse, OverloadResponseLayer};

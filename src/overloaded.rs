@@ -94,6 +94,13 @@ pub enum Reason {
     /// The request is too old to be worth starting: a queue stands in front of the service, or its client
     /// will not wait that long (`max_sojourn`).
     TooOld,
+    /// The request's [`Deadline`](crate::Deadline) has passed: nobody waits for the answer any more.
+    Deadline,
+    /// The request would not be done before its [`Deadline`](crate::Deadline): too many requests are ahead of it, or the
+    /// time left is shorter than the service takes. Another server may make it.
+    WouldBeLate,
+    /// The queue is full, and a request with a higher [`Priority`](crate::Priority) took this one's place.
+    Displaced,
     /// It asks for more tokens than the bucket ever holds; trying again does not help.
     ExceedsBurst,
     /// The client has used up its own quota. It is the client that asks for too much, not the server
@@ -251,6 +258,9 @@ impl Reason {
             Self::QueueFull => "queue_full",
             Self::WaitTimeout => "wait_timeout",
             Self::TooOld => "too_old",
+            Self::Deadline => "deadline",
+            Self::WouldBeLate => "would_be_late",
+            Self::Displaced => "displaced",
             Self::ExceedsBurst => "exceeds_burst",
             Self::Quota => "quota",
             Self::CircuitOpen => "circuit_open",
@@ -267,6 +277,9 @@ impl fmt::Display for Reason {
             Self::QueueFull => "its limit is reached and its queue is full",
             Self::WaitTimeout => "the wait is longer than allowed",
             Self::TooOld => "the request is too old",
+            Self::Deadline => "its deadline has passed",
+            Self::WouldBeLate => "it would not be done before its deadline",
+            Self::Displaced => "the queue is full and a more important request took its place",
             Self::ExceedsBurst => "it asks for more than the burst",
             Self::Quota => "the client's quota is used up",
             Self::CircuitOpen => "the circuit is open",

@@ -52,7 +52,7 @@
 //! - **It was not an open circuit** of a [breaker](crate::circuit_breaker) in the client, unless that stays open for less
 //!   than the next backoff. To wait for it takes the caller's time, and all who waited would come back together when it
 //!   is over; the caller is told at once, and can do something else.
-//! - **It would be in time**: before the [`Deadline`] in its extensions, and before
+//! - **It would be in time**: before the [`Deadline`](crate::Deadline) in its extensions, and before
 //!   [`max_elapsed`](RetryPolicy::max_elapsed) since it was first sent, a minute unless set.
 //! - **The budget has something left**: a [`RetryBudget`] that all requests share.
 //!
@@ -98,12 +98,12 @@ use self::{ask::Ask, counts::Counts};
 pub use self::{
     counts::Snapshot,
     judge::{ByAnswer, Judge, Verdict},
-    mark::{Deadline, Idempotent},
+    mark::Idempotent,
     replay::{OfItself, Replay, ReplayBody, ReplayWith},
 };
 pub use crate::law::{backoff::Backoff, retry_budget::RetryBudget};
 use crate::{
-    Clock, ConfigError, Overloaded, Reason, clock,
+    Clock, ConfigError, Deadline, Overloaded, Reason, clock,
     config::RetryConfig,
     jitter::Jitter,
     sync::{Arc, Mutex, lock},
@@ -290,7 +290,7 @@ impl<J, P> RetryPolicy<J, P> {
         let deadline = request.extensions().get::<Deadline>();
         let started = self.session.started;
         let end = started.and_then(|started| started.checked_add(settings.max_elapsed));
-        deadline.is_some_and(|deadline| retry_at >= deadline.0)
+        deadline.is_some_and(|deadline| retry_at >= deadline.instant())
             || end.is_some_and(|end| retry_at >= end)
     }
 }

@@ -108,15 +108,14 @@ use self::waiter::ForTurn;
 pub(crate) use self::{config::WeightOf, waiter::Running};
 pub use self::{
     config::WfqConfig,
-    extract::{
-        ExtractTenant, FromExtension, FromHead, FromHeader, Head, TenantId, WithCost, from_head,
-    },
+    extract::{ExtractTenant, FromExtension, FromHead, FromHeader, TenantId, WithCost, from_head},
     waiter::WfqResponseFuture,
 };
 pub use crate::gate::{
     fair::TurnSnapshot as Snapshot,
     tenants::{Tenant, TenantSnapshot},
 };
+pub use crate::head::Head;
 use crate::{
     BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
     clock::Now,

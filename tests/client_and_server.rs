@@ -28,11 +28,10 @@ use tower::{
     util::BoxCloneSyncService,
 };
 use tower_backpressure::{
-    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer,
-    OverloadResponseLayer, RetryPolicy,
+    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, Deadline,
+    LoadShedLayer, OverloadResponseLayer, RetryPolicy,
     circuit_breaker::{self, State},
-    edge,
-    retry::{self, Deadline},
+    edge, retry,
 };
 
 const MS: Duration = Duration::from_millis(1);

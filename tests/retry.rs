@@ -19,11 +19,10 @@ use tower::{
     retry::{Policy, Retry, RetryLayer},
 };
 use tower_backpressure::{
-    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, LoadShedLayer,
-    OverloadResponseLayer, Overloaded, Rate, RateLimitLayer, RetryPolicy,
+    ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, ConcurrencyLimitLayer, Deadline,
+    LoadShedLayer, OverloadResponseLayer, Overloaded, Rate, RateLimitLayer, RetryPolicy,
     retry::{
-        Backoff, ByAnswer, Deadline, Idempotent, Judge, MAX_DELAY, Replay, ReplayBody, RetryBudget,
-        Verdict,
+        Backoff, ByAnswer, Idempotent, Judge, MAX_DELAY, Replay, ReplayBody, RetryBudget, Verdict,
     },
 };
 

@@ -53,6 +53,9 @@ pub(crate) struct Bounds {
     queue_full: AtomicU64,
     wait_timeout: AtomicU64,
     too_old: AtomicU64,
+    deadline: AtomicU64,
+    would_be_late: AtomicU64,
+    displaced: AtomicU64,
     quota: AtomicU64,
     /// What the log is told; `None` where that is somebody else's business.
     refusals: Option<Box<Refusals>>,
@@ -74,6 +77,12 @@ pub struct Rejected {
     pub wait_timeout: u64,
     /// Refused because the request was too old to be worth starting: [`Reason::TooOld`].
     pub too_old: u64,
+    /// Rejected because the deadline had passed: [`Reason::Deadline`].
+    pub deadline: u64,
+    /// Rejected because it would not have been done before its deadline: [`Reason::WouldBeLate`].
+    pub would_be_late: u64,
+    /// Rejected to make room for a more important request: [`Reason::Displaced`].
+    pub displaced: u64,
     /// Refused because the client's own quota was used up: [`Reason::Quota`].
     pub quota: u64,
 }
@@ -81,7 +90,14 @@ pub struct Rejected {
 impl Rejected {
     /// All of them together.
     pub fn total(&self) -> u64 {
-        self.at_limit + self.queue_full + self.wait_timeout + self.too_old + self.quota
+        self.at_limit
+            + self.queue_full
+            + self.wait_timeout
+            + self.too_old
+            + self.deadline
+            + self.would_be_late
+            + self.displaced
+            + self.quota
     }
 }
 
@@ -101,6 +117,9 @@ impl Bounds {
             queue_full: AtomicU64::new(0),
             wait_timeout: AtomicU64::new(0),
             too_old: AtomicU64::new(0),
+            deadline: AtomicU64::new(0),
+            would_be_late: AtomicU64::new(0),
+            displaced: AtomicU64::new(0),
             quota: AtomicU64::new(0),
             refusals: Some(Box::default()),
             waits,
@@ -148,6 +167,9 @@ impl Bounds {
             Reason::QueueFull => &self.queue_full,
             Reason::WaitTimeout => &self.wait_timeout,
             Reason::TooOld => &self.too_old,
+            Reason::Deadline => &self.deadline,
+            Reason::WouldBeLate => &self.would_be_late,
+            Reason::Displaced => &self.displaced,
             Reason::Quota => &self.quota,
             _ => &self.at_limit,
         };
@@ -176,6 +198,9 @@ impl Bounds {
             queue_full: self.queue_full.load(Relaxed),
             wait_timeout: self.wait_timeout.load(Relaxed),
             too_old: self.too_old.load(Relaxed),
+            deadline: self.deadline.load(Relaxed),
+            would_be_late: self.would_be_late.load(Relaxed),
+            displaced: self.displaced.load(Relaxed),
             quota: self.quota.load(Relaxed),
         }
     }

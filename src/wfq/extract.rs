@@ -2,9 +2,9 @@
 
 use std::{borrow::Cow, fmt, num::NonZeroU32};
 
-use http::{Extensions, HeaderMap, HeaderName, Method, Request, Uri};
+use http::{HeaderName, Request};
 
-use crate::sync::Arc;
+use crate::{head::Head, sync::Arc};
 
 /// Finds out whose request it is, and what it costs.
 ///
@@ -103,20 +103,6 @@ impl<B> ExtractTenant<Request<B>> for FromHeader {
     }
 }
 
-/// All of an HTTP request but its body.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Head<'a> {
-    /// The method.
-    pub method: &'a Method,
-    /// The address that is asked for.
-    pub uri: &'a Uri,
-    /// The headers, which clients can set.
-    pub headers: &'a HeaderMap,
-    /// The extensions, which they cannot.
-    pub extensions: &'a Extensions,
-}
-
 /// The tenant is what a function finds in the head of an HTTP request, whatever its body is. It is not
 /// copied.
 ///
@@ -148,13 +134,7 @@ where
     F: for<'a> Fn(Head<'a>) -> Option<&'a str>,
 {
     fn tenant<'a>(&self, request: &'a Request<B>) -> Option<Cow<'a, str>> {
-        let head = Head {
-            method: request.method(),
-            uri: request.uri(),
-            headers: request.headers(),
-            extensions: request.extensions(),
-        };
-        (self.0)(head).map(Cow::Borrowed)
+        (self.0)(Head::of(request)).map(Cow::Borrowed)
     }
 }
 
