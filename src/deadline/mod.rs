@@ -49,7 +49,6 @@ impl From<std::time::Instant> for Deadline {
 }
 
 /// The deadline of a request: the one in its extensions, or else the one that its protocol states.
-#[allow(dead_code, reason = "the edge will ask")]
 pub(crate) fn of(head: &Head<'_>, now: Instant) -> Option<Deadline> {
     let _ = now;
     head.extensions.get().copied()

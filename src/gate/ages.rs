@@ -100,6 +100,11 @@ impl Ages {
         self.law.note_no_place(order);
     }
 
+    /// A waiter was rejected because of its deadline.
+    pub(crate) fn count_late(&mut self) {
+        self.law.note_late();
+    }
+
     /// How many may be in flight, by age.
     pub(crate) fn limit(&self) -> u64 {
         self.law.limit()

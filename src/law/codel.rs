@@ -188,6 +188,11 @@ impl CoDel {
         }
     }
 
+    /// A waiter was rejected because of its deadline.
+    pub(crate) fn note_late(&mut self) {
+        self.standing.note_made_way();
+    }
+
     /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).
     #[inline(always)] // into `Ages::judge`: `instructions`, codel: 566 to 541
     pub(crate) fn enter(&mut self, now: u64, entry: &Entry) -> Verdict {

@@ -1,6 +1,6 @@
 //! Which requests matter more than others.
 
-use crate::{head::Head, sync::Arc};
+use crate::head::Head;
 
 /// How much a request matters, compared with others. An extension of HTTP requests.
 ///
@@ -20,13 +20,18 @@ pub enum Priority {
     Critical,
 }
 
-/// How the priority of a request is found.
-#[derive(Clone)]
-pub struct Priorities(#[allow(dead_code)] Arc<dyn Fn(Head<'_>) -> Priority + Send + Sync>);
+impl Priority {
+    /// All of them, from the least important.
+    pub const ALL: [Self; 5] = [
+        Self::Background,
+        Self::Low,
+        Self::Normal,
+        Self::High,
+        Self::Critical,
+    ];
+}
 
-impl Priorities {
-    #[allow(dead_code, reason = "the edge will ask")]
-    pub(crate) fn of(&self, head: Head<'_>) -> Priority {
-        (self.0)(head)
-    }
+/// The priority of a request: the one in its extensions.
+pub(crate) fn of(head: &Head<'_>) -> Priority {
+    head.extensions.get().copied().unwrap_or_default()
 }

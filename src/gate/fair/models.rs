@@ -68,7 +68,9 @@ use GivesUp::*;
 
 fn arrive(gate: &Gate<Fair>, tenant: &str) -> Arrived {
     let name = (!tenant.is_empty()).then_some(tenant);
-    gate.arrive(name, NonZeroU32::MIN, 0, &mut Now::default())
+    gate.arrive(name, NonZeroU32::MIN, 0, &mut Now::default(), |_| {
+        Urgency::default()
+    })
 }
 
 /// Comes as an edge lets it, until it has a permit.

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::{
-    Ages, Busy, Fair, Slab, Wakes,
+    Ages, Busy, Fair, Lanes, PrioritySnapshot, Slab, Wakes,
     waiters::{After, Serves},
 };
 use crate::{
@@ -21,9 +21,9 @@ use crate::{
     },
     law::{
         codel::{Report, Settings},
-        fair_queue::FairQueue,
+        fair_queues::FairQueues,
     },
-    sync::lock,
+    sync::{Ordering::Relaxed, lock},
 };
 
 /// What a fair room shows, of one moment.
@@ -40,6 +40,8 @@ pub(crate) struct Shown {
     pub(crate) ages: Report,
     pub(crate) width: u64,
     pub(crate) settings: Settings,
+    /// Empty if requests are not asked for their priority.
+    pub(crate) priorities: Vec<PrioritySnapshot>,
 }
 
 /// What a fair room counts, whatever its permits are good for.
@@ -139,6 +141,17 @@ impl<S: Serves> Gate<Fair<S>> {
         self.refresh_weights();
     }
 
+    /// Asks all requests for their urgency from now on, not only those that may have to wait: then all are counted by
+    /// priority.
+    pub(crate) fn ask_urgency(&self) {
+        self.published.asks_urgency.store(true, Relaxed);
+    }
+
+    /// Of the starts, each priority that has waiters gets at least this share, in [parts](WHOLE).
+    pub(crate) fn set_floor(&self, floor: u32) {
+        lock(&self.slow).room.queue.set_floor(floor);
+    }
+
     /// `None` is as many as may wait at all.
     pub(crate) fn set_max_waiting_per_tenant(&self, max_waiting: Option<usize>) {
         self.change(|room| room.max_waiting_per_tenant = max_waiting.unwrap_or(usize::MAX));
@@ -170,11 +183,16 @@ impl Gate<Fair> {
             let room = &mut slow.room;
             let mut wakes = Wakes::default();
             room.serves.roll(scene, &mut wakes);
+            let priorities = match self.published.asks_urgency() {
+                true => room.priorities(self.published.started()),
+                false => Vec::new(),
+            };
             let shown = Shown {
                 counts: room.counts(&past),
                 ages: room.serves.report(scene.now),
                 width: room.serves.limit(),
                 settings: room.serves.settings(),
+                priorities,
             };
             (shown, wakes)
         });
@@ -229,7 +247,7 @@ impl<S: Serves> Gate<Fair<S>> {
 impl<S> Fair<S> {
     pub(super) fn new(config: WfqConfig, serves: S) -> Self {
         let fingerprints = Fingerprints::new();
-        let mut queue = FairQueue::new();
+        let mut queue = FairQueues::new();
         queue.set_max_running(max_running(config.max_in_flight_per_tenant));
         let weights = weights(&config, &fingerprints);
         let tenants = Tenants::new(
@@ -245,6 +263,7 @@ impl<S> Fair<S> {
             tenants,
             fingerprints,
             serves,
+            lanes: Lanes::default(),
             max_waiting_per_tenant: config.max_waiting_per_tenant.unwrap_or(usize::MAX),
             busy: Busy::default(),
             served: 0,

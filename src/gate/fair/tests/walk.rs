@@ -177,7 +177,9 @@ impl Walk {
         let tenant = self.naive.attach(name);
         let expected = self.naive.arrive(id, tenant, units, age);
         let named = (!name.is_empty()).then_some(name);
-        let arrived = (self.gate).arrive(named, cost(units), age, &mut Now::default());
+        let arrived = (self.gate).arrive(named, cost(units), age, &mut Now::default(), |_| {
+            Urgency::default()
+        });
         match arrived {
             Arrived::Goes(grant) => {
                 assert_eq!(expected, Answer::Goes);

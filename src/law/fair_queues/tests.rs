@@ -1,0 +1,1 @@
+//! Several fair queues as one.
