@@ -50,7 +50,7 @@ pub use self::{lanes::PrioritySnapshot, turns::Snapshot as TurnSnapshot};
 pub(crate) use self::{
     place::{Granted, Place},
     requests::Arrived,
-    settings::Snapshot,
+    settings::{Snapshot, check_floor},
     turns::{Begun, Came, From, Look, Turns},
     verbs::tenant_verbs,
     waiters::{After, Arrival, End, Fate, Serves, Urgency},

@@ -412,17 +412,8 @@ impl<T> FairQueue<T> {
         id
     }
 
-    /// Forgets a tenant that has no requests, if that loses nothing: if it would be treated the same if
-    /// it were new, give or take the nanoseconds that refusals may have cost it.
-    pub(crate) fn remove_tenant(&mut self, tenant: u32) -> bool {
-        let lossless = self.may_forget(tenant);
-        if lossless {
-            self.forget(tenant);
-        }
-        lossless
-    }
-
-    /// Whether nothing is lost if a tenant is [forgotten](Self::forget).
+    /// Whether nothing is lost if a tenant is [forgotten](Self::forget): it has no requests, and would be treated the same if it
+    /// were new, give or take the nanoseconds that refusals may have cost it.
     pub(crate) fn may_forget(&mut self, tenant: u32) -> bool {
         let entry = match self.waiting {
             0 => self.virtual_time,
@@ -616,12 +607,6 @@ impl<T> FairQueue<T> {
         Ticket { number, slot, lane }
     }
 
-    /// [`next_in`](Self::next_in) the order of arrival.
-    #[inline]
-    pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
-        self.next_in(Order::OldestFirst, now)
-    }
-
     /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
     #[inline]
     pub(crate) fn next_in(&mut self, order: Order, now: u64) -> Option<(Ticket, Charge)> {
@@ -802,17 +787,6 @@ impl<T> FairQueue<T> {
         self.remove(ticket.slot).with
     }
 
-    /// Makes room for a newcomer of this tenant: takes out the request of the tenant that has the most waiting for its
-    /// weight which would be served last, in this order. Says whose it was, and since when it has waited.
-    ///
-    /// If that is the newcomer's own tenant, the newcomer itself would be served last where the oldest is first, so there is
-    /// nothing to take out. Where the newest is first, it takes the place of its tenant's oldest.
-    pub(crate) fn make_room(&mut self, newcomer: u32, order: Order) -> Option<(u32, u64, T)> {
-        let id = self.makes_room(newcomer, order)?;
-        let (since, with) = self.evict(id, order);
-        Some((id, since, with))
-    }
-
     /// Takes out the request of a tenant that has some waiting which would be served last, in this order.
     pub(crate) fn evict(&mut self, id: u32, order: Order) -> (u64, T) {
         let tenant = &self.tenants[id as usize];
@@ -823,7 +797,11 @@ impl<T> FairQueue<T> {
         (evicted.since, evicted.with)
     }
 
-    /// The tenant whose request [would be taken out](Self::make_room), if there is one.
+    /// The tenant whose request is to be [taken out](Self::evict) to make room for a newcomer of this tenant: the one that has the
+    /// most waiting for its weight.
+    ///
+    /// If that is the newcomer's own tenant, the newcomer itself would be served last where the oldest is first, so there is
+    /// nothing to take out. Where the newest is first, it takes the place of its tenant's oldest.
     pub(crate) fn makes_room(&mut self, newcomer: u32, order: Order) -> Option<u32> {
         let hog = self.hog(newcomer);
         let has_own = order == Order::NewestFirst && self.tenants[newcomer as usize].waiting > 0;

@@ -14,7 +14,7 @@
 //! # Full queues
 //! A newcomer [displaces](FairQueues::make_room) the least important waiter, if that matters less than the newcomer: of the
 //! tenant that has the most waiting for its weight in that lane, the one that would be served last. Among equals, the rule is
-//! that of the [fair queue](FairQueue::make_room).
+//! that of the [fair queue](FairQueue::makes_room).
 //!
 //! # The data
 //! Lanes are numbered from the least important. Most services have requests of one priority only, which are in the *main*
@@ -170,7 +170,7 @@ impl<T> FairQueues<T> {
         id
     }
 
-    /// See [`FairQueue::remove_tenant`].
+    /// Forgets a tenant, if nothing is lost by it. See [`FairQueue::may_forget`].
     pub(crate) fn remove_tenant(&mut self, tenant: u32) -> bool {
         let lossless = self.lanes_mut().all(|lane| lane.may_forget(tenant));
         if lossless {

@@ -1,5 +1,6 @@
 //! Which requests matter more than others.
 
+pub use crate::gate::fair::PrioritySnapshot as Snapshot;
 use crate::head::Head;
 
 /// How much a request matters, compared with others. An extension of HTTP requests.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::Fair;
+use super::{Fair, Quiet};
 use crate::{
     Priority, Reason,
     law::{fair_queue::Lane, fair_queues::LANES},
 };
 
-/// The requests of one priority, at one moment. See [`edge::Snapshot`](crate::edge::Snapshot::priorities).
+/// The requests of one priority, at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrioritySnapshot {
@@ -64,8 +64,12 @@ impl Lanes {
 }
 
 impl<S> Fair<S> {
-    /// Of all priorities, the most important first. So many of each were started at once.
-    pub(super) fn priorities(&self, at_once: [u64; LANES]) -> Vec<PrioritySnapshot> {
+    /// Of all priorities, the most important first. There are none as long as requests are not asked for theirs.
+    pub(super) fn priorities(&self, quiet: &Quiet) -> Vec<PrioritySnapshot> {
+        if !quiet.asks_urgency() {
+            return Vec::new();
+        }
+        let at_once = quiet.started();
         let priorities = Priority::ALL.into_iter().rev();
         let shown = priorities.map(|priority| {
             let lane = priority as Lane;

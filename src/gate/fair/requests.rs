@@ -22,10 +22,7 @@ use crate::{
         room::{Next, Room, Scene, Wakes},
         tenants::ANONYMOUS,
     },
-    law::{
-        fair_queue::{Charge, Order},
-        fair_queues::MAIN,
-    },
+    law::fair_queue::{Charge, Order},
     sync::{
         MutexGuard,
         Ordering::{Relaxed, Release},
@@ -183,36 +180,41 @@ impl Gate<Fair> {
         cost: NonZeroU32,
         age: u64,
         now: &mut Now,
-        urgency: impl FnOnce(&mut Now) -> Urgency,
+        urgency: impl Fn(&mut Now) -> Urgency,
     ) -> Arrived {
         let at = self.clock.nanos_at(now);
+        let known = self.published.asks_urgency().then(|| urgency(now));
         if name.is_none() && age == 0 && self.published.is(at) {
-            if let Some(grant) = self.start_quietly(cost, at) {
+            if let Some(grant) = self.start_quietly(known.unwrap_or_default(), cost, at) {
                 return Arrived::Goes(grant);
             }
         }
-        if !self.published.asks_urgency() && self.load().is_open() {
+        if known.is_none() && self.load().is_open() {
             return match self.ask(name, cost, age, at, None) {
                 Arrived::Waits(arrival) => self.wait(arrival.with(urgency(now))),
                 arrived => arrived,
             };
         }
-        let urgency = urgency(now);
+        let urgency = known.unwrap_or_else(|| urgency(now));
         self.ask(name, cost, age, at, Some(urgency))
     }
 
     /// Starts a request of no age and without a tenant, if nobody waits and the room need not be told.
     #[inline]
-    fn start_quietly(&self, cost: NonZeroU32, now: u64) -> Option<Grant> {
-        if self.published.asks_urgency() {
-            return None; // it is counted by its priority
+    fn start_quietly(&self, urgency: Urgency, cost: NonZeroU32, now: u64) -> Option<Grant> {
+        let Urgency { lane, deadline } = urgency;
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return None;
         }
         // Before the permit is taken: who comes to wait after that is waited for.
         let busy = self.published.busy();
-        let starts = self.try_admit_below(self.published.below());
-        starts.then_some(Grant::Uncharged(Uncharged {
+        if !self.try_admit_below(self.published.below()) {
+            return None;
+        }
+        self.published.note_started(lane);
+        Some(Grant::Uncharged(Uncharged {
             tenant: ANONYMOUS,
-            lane: MAIN,
+            lane,
             cost,
             began: now,
             busy,

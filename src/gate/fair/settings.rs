@@ -21,7 +21,7 @@ use crate::{
     },
     law::{
         codel::{Report, Settings},
-        fair_queues::FairQueues,
+        fair_queues::{FairQueues, MAX_FLOOR, WHOLE},
     },
     sync::{Ordering::Relaxed, lock},
 };
@@ -134,6 +134,7 @@ impl<S: Serves> Gate<Fair<S>> {
                 config.max_tenants,
             );
             queue.set_max_running(max_running(config.max_in_flight_per_tenant));
+            queue.set_floor(floor(config.priority_floor));
             room.max_waiting_per_tenant = config.max_waiting_per_tenant.unwrap_or(usize::MAX);
             replaced
         });
@@ -147,9 +148,11 @@ impl<S: Serves> Gate<Fair<S>> {
         self.published.asks_urgency.store(true, Relaxed);
     }
 
-    /// Of the starts, each priority that has waiters gets at least this share, in [parts](WHOLE).
-    pub(crate) fn set_floor(&self, floor: u32) {
+    /// Each priority that has waiters gets at least this share of the starts.
+    pub(crate) fn set_priority_floor(&self, share: f64) -> Result<(), ConfigError> {
+        let floor = check_floor(share)?;
         lock(&self.slow).room.queue.set_floor(floor);
+        Ok(())
     }
 
     /// `None` is as many as may wait at all.
@@ -183,10 +186,7 @@ impl Gate<Fair> {
             let room = &mut slow.room;
             let mut wakes = Wakes::default();
             room.serves.roll(scene, &mut wakes);
-            let priorities = match self.published.asks_urgency() {
-                true => room.priorities(self.published.started()),
-                false => Vec::new(),
-            };
+            let priorities = room.priorities(&self.published);
             let shown = Shown {
                 counts: room.counts(&past),
                 ages: room.serves.report(scene.now),
@@ -249,6 +249,7 @@ impl<S> Fair<S> {
         let fingerprints = Fingerprints::new();
         let mut queue = FairQueues::new();
         queue.set_max_running(max_running(config.max_in_flight_per_tenant));
+        queue.set_floor(floor(config.priority_floor));
         let weights = weights(&config, &fingerprints);
         let tenants = Tenants::new(
             weights,
@@ -289,6 +290,22 @@ impl<S> Fair<S> {
 fn weights(config: &WfqConfig, fingerprints: &Fingerprints) -> ByFingerprint<u32> {
     let weights = config.weights.iter();
     (weights.map(|(name, weight)| (fingerprints.of(name.as_str()), *weight))).collect()
+}
+
+/// What a fair queue calls this share of the starts, if it is allowed.
+pub(crate) fn check_floor(share: f64) -> Result<u32, ConfigError> {
+    let most = f64::from(MAX_FLOOR) / f64::from(WHOLE);
+    match (0.0..=most).contains(&share) {
+        true => Ok(floor(share)),
+        false => {
+            let expected = format!("from 0 to {most}");
+            Err(ConfigError::new("priority_floor", expected).found(share))
+        }
+    }
+}
+
+fn floor(share: f64) -> u32 {
+    (share * f64::from(WHOLE)).round() as u32
 }
 
 fn max_running(max_in_flight_per_tenant: Option<NonZeroU32>) -> u32 {

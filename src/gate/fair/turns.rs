@@ -23,7 +23,7 @@ mod models;
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{
-    Fair, Grant, Rejection, State, Wakes,
+    Fair, Grant, PrioritySnapshot, State, Wakes,
     waiters::{After, Arrival, End, Serves, Urgency, timed_out},
 };
 use crate::{
@@ -204,6 +204,9 @@ pub struct Snapshot {
     pub anonymous: u64,
     /// How long those waited who had to.
     pub waits: Waits,
+    /// What became of requests by their priority, the most important first. Empty as long as all of them have had the same one,
+    /// if [`WfqLayer::priority`](crate::WfqLayer::priority) does not tell them apart.
+    pub priorities: Vec<PrioritySnapshot>,
 }
 
 impl Gate<Fair<Turns>> {
@@ -439,10 +442,14 @@ impl Gate<Fair<Turns>> {
     }
 
     pub(crate) fn queue_snapshot(&self) -> Snapshot {
-        let (permits, (counts, waiting, running)) = self.snapshot_with(|slow, _| {
-            let Fair { queue, .. } = &slow.room;
-            let counts = slow.room.counts(&Past::default());
-            (counts, queue.waiting(), queue.running())
+        let (permits, (counts, waiting, running, priorities)) = self.snapshot_with(|slow, _| {
+            let room = &slow.room;
+            (
+                room.counts(&Past::default()),
+                room.queue.waiting(),
+                room.queue.running(),
+                room.priorities(&self.published),
+            )
         });
         Snapshot {
             waiting,
@@ -456,6 +463,7 @@ impl Gate<Fair<Turns>> {
             overflowed: counts.overflowed,
             anonymous: counts.anonymous,
             waits: permits.waits,
+            priorities,
         }
     }
 }
