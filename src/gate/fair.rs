@@ -25,6 +25,7 @@
 //!   on average a tenth of a service time later: 2/(1 + 1/10). To get more, a permit would have to be kept free for a request
 //!   that may not come, or more be in flight than the limit allows.
 
+mod deadlines;
 mod lanes;
 #[cfg(all(test, backpressure_loom))]
 mod models;
@@ -45,7 +46,7 @@ use std::{
     task::Waker,
 };
 
-use self::lanes::Lanes;
+use self::{deadlines::Turnover, lanes::Lanes};
 pub use self::{lanes::PrioritySnapshot, turns::Snapshot as TurnSnapshot};
 pub(crate) use self::{
     place::{Granted, Place},
@@ -65,7 +66,7 @@ use super::{
 use crate::{
     Reason,
     law::{
-        fair_queue::{Charge, Lane, Order, Ticket},
+        fair_queue::{Charge, Lane, Ticket},
         fair_queues::{Evicted, FairQueues, LANES},
         slab::Slab,
     },
@@ -85,6 +86,7 @@ pub(crate) struct Fair<S = Ages> {
     fingerprints: Fingerprints,
     serves: S,
     lanes: Lanes,
+    turnover: Turnover,
     max_waiting_per_tenant: usize,
     busy: Busy,
     /// How many of those that were counted here are done, and what all tenants used together.
@@ -217,12 +219,6 @@ impl Busy {
     }
 }
 
-/// How many may wait now, and which of a tenant's waiters is next.
-pub(crate) struct Places {
-    most: usize,
-    order: Order,
-}
-
 /// What is known of a fair room without its lock.
 pub(crate) struct Quiet {
     /// What tenants are known by is made before the lock is taken.
@@ -304,43 +300,31 @@ impl<S: Serves> Fair<S> {
         self.busy.note(somebody_waits, now);
     }
 
-    /// Whether there is a place for one more request, or another request can make one.
-    fn has_place(&mut self, arrival: &Arrival, places: &Places) -> bool {
+    /// Whether there is a place for one more request of so many, or another request can make one.
+    fn has_place(&mut self, arrival: &Arrival, places: usize, now: u64) -> bool {
         let &Arrival { tenant, lane, .. } = arrival;
+        let order = self.serves.order(now, lane);
         let queue = &mut self.queue;
         if (queue.state(tenant).waiting as usize) < self.max_waiting_per_tenant {
-            queue.waiting() < places.most
-                || queue.makes_room((tenant, lane), places.order).is_some()
+            queue.waiting() < places || queue.makes_room((tenant, lane), order).is_some()
         } else {
             queue.own_less_important(tenant, lane).is_some()
         }
     }
 
     /// Takes out the waiter that has to make room for a request for which [there is a place](Self::has_place), if one has to.
-    fn make_room(&mut self, arrival: &Arrival, places: &Places) -> Option<Evicted<u32>> {
+    fn make_room(&mut self, arrival: &Arrival, places: usize, now: u64) -> Option<Evicted<u32>> {
         let &Arrival { tenant, lane, .. } = arrival;
         let queue = &mut self.queue;
-        if queue.state(tenant).waiting as usize >= self.max_waiting_per_tenant {
-            let own = queue.own_less_important(tenant, lane);
-            let own = own.expect("there is a place");
-            Some(queue.evict(tenant, own, places.order))
-        } else if queue.waiting() >= places.most {
-            let evicted = queue.make_room((tenant, lane), places.order);
-            Some(evicted.expect("there is a place"))
+        let from = if queue.state(tenant).waiting as usize >= self.max_waiting_per_tenant {
+            (queue.own_less_important(tenant, lane)).map(|own| (tenant, own))
+        } else if queue.waiting() >= places {
+            queue.makes_room((tenant, lane), self.serves.order(now, lane))
         } else {
-            None
-        }
-    }
-
-    /// Why a request cannot be done before its deadline, if it starts now.
-    #[inline]
-    fn misses(&self, deadline: Option<u64>, now: u64) -> Result<(), Rejection> {
-        match deadline {
-            None => Ok(()),
-            Some(deadline) if deadline <= now => Err(Rejection::EXPIRED),
-            Some(deadline) if deadline - now < self.queue.least_service() => Err(Rejection::LATE),
-            Some(_) => Ok(()),
-        }
+            return None;
+        };
+        let (tenant, lane) = from.expect("there is a place");
+        Some(queue.evict(tenant, lane, self.serves.order(now, lane)))
     }
 
     /// Lets a request wait for which [there is a place](Self::has_place) of these. Another that has to make it is rejected,
@@ -349,7 +333,7 @@ impl<S: Serves> Fair<S> {
         &mut self,
         arrival: &Arrival,
         waker: Waker,
-        places: &Places,
+        places: usize,
         scene: &Scene<'_>,
         wakes: &mut Wakes,
     ) -> u32 {
@@ -361,7 +345,7 @@ impl<S: Serves> Fair<S> {
             older,
             deadline,
         } = arrival;
-        if let Some(evicted) = self.make_room(arrival, places) {
+        if let Some(evicted) = self.make_room(arrival, places, scene.now) {
             let waited = scene.now.saturating_sub(evicted.since);
             self.note_wait(evicted.lane, waited, scene.bounds);
             let rejection = match evicted.lane < lane {
@@ -370,7 +354,7 @@ impl<S: Serves> Fair<S> {
             };
             let who = (evicted.tenant, evicted.lane);
             self.reject(who, evicted.with, rejection, scene.bounds, wakes);
-            self.note_no_place(evicted.tenant, places);
+            self.note_no_place(who, scene.now);
         }
         let seat = self.seats.insert(Seat {
             waker,
@@ -384,6 +368,13 @@ impl<S: Serves> Fair<S> {
         seat
     }
 
+    /// A waiter starts.
+    fn note_started(&mut self, lane: Lane) {
+        self.queue.note_started(lane);
+        self.lanes.note_started(lane);
+        self.turnover.note_served();
+    }
+
     /// A wait is over.
     fn note_wait(&mut self, lane: Lane, waited: u64, bounds: &Bounds) {
         bounds.waits.record(waited);
@@ -392,9 +383,10 @@ impl<S: Serves> Fair<S> {
 
     /// A request of this tenant was rejected, because there was no place for it. That shows a queue, unless the tenant waits
     /// for its own others.
-    fn note_no_place(&mut self, tenant: u32, places: &Places) {
+    pub(super) fn note_no_place(&mut self, (tenant, lane): (u32, Lane), now: u64) {
         if self.queue.may_run(tenant) {
-            self.serves.note_no_place(places.order);
+            let order = self.serves.order(now, lane);
+            self.serves.note_no_place(lane, order);
         }
     }
 

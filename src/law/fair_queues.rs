@@ -12,7 +12,7 @@
 //! It is not owed more than one, so a lane that comes to wait anew has no claim to the time before.
 //!
 //! # Full queues
-//! A newcomer [displaces](FairQueues::make_room) the least important waiter, if that matters less than the newcomer: of the
+//! A newcomer [displaces](FairQueues::makes_room) the least important waiter, if that matters less than the newcomer: of the
 //! tenant that has the most waiting for its weight in that lane, the one that would be served last. Among equals, the rule is
 //! that of the [fair queue](FairQueue::makes_room).
 //!
@@ -215,6 +215,12 @@ impl<T> FairQueues<T> {
         }
     }
 
+    /// Whether there are waiters that matter less.
+    #[inline]
+    pub(crate) fn has_less_important(&self, lane: Lane) -> bool {
+        !self.is_single && (0..lane).any(|lane| self.waiting_in(lane) > 0)
+    }
+
     pub(crate) fn virtual_time(&self, lane: Lane) -> u128 {
         self.lane(lane).virtual_time()
     }
@@ -300,7 +306,7 @@ impl<T> FairQueues<T> {
 
     /// The lane that is next.
     #[inline]
-    fn next_lane(&self) -> Option<Lane> {
+    pub(crate) fn next_lane(&self) -> Option<Lane> {
         match self.is_single {
             true => self.main.has_next().then_some(MAIN),
             false => self.next_of_several(),
@@ -319,10 +325,14 @@ impl<T> FairQueues<T> {
         self.owed[usize::from(lane)] >= WHOLE
     }
 
-    /// It is the turn of the request that is next. See [`FairQueue::next_in`].
+    /// It is the turn of the request that is next in this lane. See [`FairQueue::next_in`].
     #[inline]
-    pub(crate) fn next_in(&mut self, order: Order, now: u64) -> Option<(Ticket, Charge)> {
-        let lane = self.next_lane()?;
+    pub(crate) fn next_in(
+        &mut self,
+        lane: Lane,
+        order: Order,
+        now: u64,
+    ) -> Option<(Ticket, Charge)> {
         let (ticket, charge) = self.lane_mut(lane).next_in(order, now)?;
         self.note_running(charge.tenant());
         Some((ticket, charge))
@@ -484,7 +494,7 @@ impl<T> FairQueues<T> {
         self.lane_mut(ticket.lane()).cancel(ticket)
     }
 
-    /// The lane in which a waiter would make room for a newcomer, and whose it is.
+    /// The tenant and the lane of which a waiter is to be [taken out](Self::evict) to make room for a newcomer.
     pub(crate) fn makes_room(
         &mut self,
         (newcomer, lane): (u32, Lane),
@@ -509,12 +519,6 @@ impl<T> FairQueues<T> {
                 .find(|lane| lane.waiting() > 0)
                 .map(FairQueue::lane),
         }
-    }
-
-    /// Makes room for a newcomer: takes out the waiter that [is to make it](Self::makes_room).
-    pub(crate) fn make_room(&mut self, newcomer: (u32, Lane), order: Order) -> Option<Evicted<T>> {
-        let (tenant, lane) = self.makes_room(newcomer, order)?;
-        Some(self.evict(tenant, lane, order))
     }
 
     /// The least important lane in which this tenant has a waiter, if that matters less than this one.

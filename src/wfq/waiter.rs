@@ -151,6 +151,10 @@ impl Waiter for ForTurn {
                     let _told = (waited.tell(id), aside::tell_time(&now));
                     return Poll::Ready(Ok(send(inner, request, running)));
                 }
+                Begun::Rejected(rejection) => {
+                    *inner = inner.clone(); // what it has reserved is for others
+                    return Poll::Ready(Err(rejection));
+                }
                 Begun::No => {
                     // What the inner service has reserved is for the request that has the turn now.
                     *inner = inner.clone();

@@ -9,7 +9,7 @@
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{
-    Age, Ages, Fair, Grant, Places, Quiet, Rejection, State, Uncharged,
+    Age, Ages, Fair, Grant, Quiet, Rejection, State, Uncharged,
     waiters::{After, Arrival, End, Serves, Urgency},
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
         room::{Next, Room, Scene, Wakes},
         tenants::ANONYMOUS,
     },
-    law::fair_queue::{Charge, Order},
+    law::fair_queue::{Charge, Lane, Order},
     sync::{
         MutexGuard,
         Ordering::{Relaxed, Release},
@@ -36,16 +36,19 @@ impl Serves for Ages {
         room.serves.roll(scene, wakes);
         let mut next = Next::Nobody;
         while next == Next::Nobody && !wakes.is_full() {
-            let order = room.serves.order(now);
-            let Some((ticket, mut charge)) = room.queue.next_in(order, now) else {
+            let Some(lane) = room.queue.next_lane() else {
+                break;
+            };
+            let order = room.serves.order(now, lane);
+            let Some((ticket, mut charge)) = room.queue.next_in(lane, order, now) else {
                 break;
             };
             let who = (charge.tenant(), charge.lane());
             let (since, seat) = room.queue.begin(&ticket, &mut charge, now);
             let own = now.saturating_sub(since);
-            room.note_wait(who.1, own, scene.bounds);
+            room.note_wait(lane, own, scene.bounds);
             if let Err(rejection) = room.misses(room.seats[seat].deadline, now) {
-                room.serves.note_late();
+                room.note_late(who);
                 room.queue.refund(charge);
                 room.reject(who, seat, rejection, scene.bounds, wakes);
                 continue;
@@ -55,10 +58,11 @@ impl Serves for Ages {
                 own,
                 oldest: room.oldest_that_may_run(now),
             };
-            match room.serves.judge_next(order, scene, &age) {
+            // If it is the newest, no other would be better served. If less important requests wait, those are to be rejected.
+            let spared = order == Order::NewestFirst || room.queue.has_less_important(lane);
+            match room.serves.judge_next(lane, spared, scene, &age) {
                 Ok(()) => {
-                    room.queue.note_started(who.1);
-                    room.lanes.note_started(who.1);
+                    room.note_started(lane);
                     let seat = &mut room.seats[seat];
                     seat.state = State::Goes(charge);
                     wakes.push(mem::replace(&mut seat.waker, Waker::noop().clone()));
@@ -109,22 +113,21 @@ impl Serves for Ages {
         gate.load_now().0
     }
 
-    /// Where the newest is first, the oldest makes way as soon as more wait than can be served soon.
-    fn places(&self, now: u64, in_flight: usize, max_waiting: usize) -> Places {
-        let order = self.order(now);
-        let most = match order {
-            Order::OldestFirst => max_waiting,
-            Order::NewestFirst => max_waiting.min(self.places_for_newest(in_flight as u64)),
-        };
-        Places { most, order }
+    #[inline]
+    fn order(&self, now: u64, lane: Lane) -> Order {
+        Self::order(self, now, lane)
     }
 
-    fn note_no_place(&mut self, order: Order) {
-        self.count_no_place(order);
+    fn places_for_newest(&self, lane: Lane, in_flight: usize) -> usize {
+        Self::places_for_newest(self, lane, in_flight as u64)
     }
 
-    fn note_late(&mut self) {
-        self.count_late();
+    fn note_no_place(&mut self, lane: Lane, order: Order) {
+        self.count_no_place(lane, order);
+    }
+
+    fn note_late(&mut self, lane: Lane) {
+        self.count_late(lane);
     }
 
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
@@ -284,8 +287,8 @@ impl Gate<Fair> {
     #[cold]
     fn wait(&self, arrival: Arrival) -> Arrived {
         let mut slow = lock(&self.slow);
-        let places = self.places(&slow, arrival.at);
-        let Err(rejection) = slow.room.may_wait(&arrival, &places, arrival.at) else {
+        let places = self.places(&slow, &arrival, arrival.at);
+        let Err(rejection) = slow.room.may_wait(&arrival, places, arrival.at) else {
             return Arrived::Waits(arrival);
         };
         let rejected = self.reject_new(&mut slow, &arrival, rejection);
@@ -377,8 +380,8 @@ impl Gate<Fair> {
             room.serves.forget_one();
         }
         if knows_urgency {
-            let places = self.places(slow, now);
-            slow.room.may_wait(arrival, &places, now)?;
+            let places = self.places(slow, arrival, now);
+            slow.room.may_wait(arrival, places, now)?;
         }
         Ok(None)
     }

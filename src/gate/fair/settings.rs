@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::{
-    Ages, Busy, Fair, Lanes, PrioritySnapshot, Slab, Wakes,
+    Ages, Busy, Fair, Lanes, PrioritySnapshot, Slab, Turnover, Wakes,
     waiters::{After, Serves},
 };
 use crate::{
@@ -265,6 +265,7 @@ impl<S> Fair<S> {
             fingerprints,
             serves,
             lanes: Lanes::default(),
+            turnover: Turnover::default(),
             max_waiting_per_tenant: config.max_waiting_per_tenant.unwrap_or(usize::MAX),
             busy: Busy::default(),
             served: 0,

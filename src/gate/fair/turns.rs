@@ -23,8 +23,8 @@ mod models;
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{
-    Fair, Grant, PrioritySnapshot, State, Wakes,
-    waiters::{After, Arrival, End, Serves, Urgency, timed_out},
+    Fair, Grant, PrioritySnapshot, Rejection, State, Wakes,
+    waiters::{After, Arrival, End, Serves, Urgency},
 };
 use crate::{
     Overloaded, Waited, WfqConfig,
@@ -83,7 +83,9 @@ impl Turns {
 
 impl Serves for Turns {
     fn next(room: &mut Fair<Self>, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
-        let Some((ticket, charge)) = room.queue.next_in(Order::OldestFirst, scene.now) else {
+        let next = room.queue.next_lane();
+        let next = next.and_then(|lane| room.queue.next_in(lane, Order::OldestFirst, scene.now));
+        let Some((ticket, charge)) = next else {
             return Next::Nobody;
         };
         let seat = *room.queue.with(&ticket).expect("it is in");
@@ -174,6 +176,8 @@ pub(crate) enum Begun {
     Yes(Grant, Waited),
     /// It is another's turn by now, and this one waits again.
     No,
+    /// It could not be done before its deadline. It still has to leave.
+    Rejected(Box<Overloaded>),
 }
 
 /// What a fair queue shows, of one moment.
@@ -287,8 +291,8 @@ impl Gate<Fair<Turns>> {
     /// polled: until then it is in nobody's way.
     #[inline(never)]
     fn wait_under(&self, slow: &mut Slow<Fair<Turns>>, arrival: Arrival, now: u64) -> Came {
-        let places = self.places(slow, now);
-        match slow.room.may_wait(&arrival, &places, now) {
+        let places = self.places(slow, &arrival, now);
+        match slow.room.may_wait(&arrival, places, now) {
             Ok(()) => Came::Waits(arrival),
             Err(rejection) => Came::Rejected(self.reject_new(slow, &arrival, rejection)),
         }
@@ -376,6 +380,12 @@ impl Gate<Fair<Turns>> {
     pub(crate) fn begin(&self, arrival: &Arrival, seat: u32, now: &mut Now) -> (Begun, After) {
         let now = self.clock.nanos_at(now);
         let mut slow = lock(&self.slow);
+        if let Err(rejection) = slow.room.misses(arrival.deadline, now) {
+            let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
+            drop(slow);
+            self.bounds.report(rejected.reason());
+            return (Begun::Rejected(rejected), After::default());
+        }
         let room = &mut slow.room;
         let turn = room.serves.take(seat).expect("it is its turn");
         let state = mem::replace(&mut room.seats[seat].state, State::Waits(turn.ticket));
@@ -390,8 +400,7 @@ impl Gate<Fair<Turns>> {
             room.seats.remove(seat);
             let waited = room.waited(arrival.at, now);
             room.note_wait(arrival.lane, now.saturating_sub(arrival.at), &self.bounds);
-            room.queue.note_started(arrival.lane);
-            room.lanes.note_started(arrival.lane);
+            room.note_started(arrival.lane);
             Begun::Yes(Grant::Charged(charge), waited)
         };
         Turns::note_busy(room, now);
@@ -406,7 +415,8 @@ impl Gate<Fair<Turns>> {
     pub(crate) fn time_out(&self, arrival: &Arrival) -> Box<Overloaded> {
         let now = self.clock.nanos();
         let mut slow = lock(&self.slow);
-        let rejected = self.reject(&mut slow, arrival.who(), timed_out(arrival, now), now);
+        let rejection = Rejection::timed_out(arrival, now);
+        let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
         drop(slow);
         self.bounds.report(rejected.reason());
         rejected

@@ -8,9 +8,9 @@
 
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
-use super::{Fair, Grant, Places, Quiet, Rejection, Seat, State};
+use super::{Fair, Grant, Quiet, Rejection, Seat, State};
 use crate::{
-    BoxError, Deadline, Overloaded, Priority, Reason,
+    BoxError, Deadline, Overloaded, Priority,
     clock::Now,
     gate::{
         bounds::nanos,
@@ -118,6 +118,7 @@ impl End {
 }
 
 /// What is to be done after the lock is released.
+#[derive(Default)]
 #[must_use]
 pub(crate) struct After {
     pub(super) wakes: Wakes,
@@ -153,22 +154,28 @@ pub(crate) trait Serves: Sized {
     /// A request that was granted a permit is over.
     fn over(gate: &Gate<Fair<Self>>, grant: Grant, end: End, now: &mut Now);
 
-    /// Unless this says otherwise, the oldest of a tenant's waiters is next.
-    fn places(&self, now: u64, in_flight: usize, max_waiting: usize) -> Places {
-        let _ = (now, in_flight);
-        Places {
-            most: max_waiting,
-            order: Order::OldestFirst,
-        }
+    /// Which of a tenant's waiters in this lane is next: the oldest, unless this says otherwise.
+    #[inline]
+    fn order(&self, now: u64, lane: Lane) -> Order {
+        let _ = (now, lane);
+        Order::OldestFirst
+    }
+
+    /// How many may wait, if the newest is first.
+    fn places_for_newest(&self, lane: Lane, in_flight: usize) -> usize {
+        let _ = (lane, in_flight);
+        usize::MAX
     }
 
     /// More came to wait than there are places, and one was rejected.
-    fn note_no_place(&mut self, order: Order) {
-        let _ = order;
+    fn note_no_place(&mut self, lane: Lane, order: Order) {
+        let _ = (lane, order);
     }
 
     /// A waiter was rejected because of its deadline.
-    fn note_late(&mut self) {}
+    fn note_late(&mut self, lane: Lane) {
+        let _ = lane;
+    }
 
     /// A request comes to wait.
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
@@ -239,8 +246,8 @@ impl<S: Serves> Gate<Fair<S>> {
         let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
         let word = self.load();
-        let places = self.places(&slow, now); // once, because another thread may change how many there are
-        if let Err(rejection) = slow.room.may_wait(arrival, &places, now) {
+        let places = self.places(&slow, arrival, now); // once, because another thread may change how many there are
+        if let Err(rejection) = slow.room.may_wait(arrival, places, now) {
             let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
             drop(slow);
             drop(waker);
@@ -253,7 +260,7 @@ impl<S: Serves> Gate<Fair<S>> {
             .note_entering(&scene, word.has_room(), &mut wakes);
         // It looks for itself what became of it by now, and need not be woken for that.
         let nobody = Waker::noop().clone();
-        let seat = room.push(arrival, nobody, &places, &scene, &mut wakes);
+        let seat = room.push(arrival, nobody, places, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
         let entered = &mut slow.room.seats[seat];
         let is_decided = !matches!(entered.state, State::Waits(_));
@@ -329,9 +336,11 @@ impl<S: Serves> Gate<Fair<S>> {
             return self.take_fate(slow, arrival, seat);
         };
         self.cancel(&mut slow, arrival, &ticket, now);
-        let rejection = timed_out(arrival, now);
-        if rejection.reason == Reason::Deadline {
-            slow.room.note_late(arrival.tenant);
+        let rejection = Rejection::timed_out(arrival, now);
+        if rejection.is_for_deadline() {
+            slow.room.note_late(arrival.who());
+        } else if slow.room.queue.has_less_important(arrival.lane) {
+            slow.room.note_no_place(arrival.who(), now); // it was spared
         }
         (slow.room).count_rejection(arrival.who(), rejection.reason, &self.bounds);
         let expired = &mut slow.room.seats[seat];
@@ -448,10 +457,17 @@ impl<S: Serves> Gate<Fair<S>> {
         Some(self.published.fingerprints().of(name))
     }
 
-    /// How many may wait now.
-    pub(super) fn places(&self, slow: &Slow<Fair<S>>, now: u64) -> Places {
-        let (in_flight, max_waiting) = (self.load().in_flight(), self.bounds.max_waiting());
-        slow.room.serves.places(now, in_flight, max_waiting)
+    /// How many may wait when a request comes. Where the newest is first, the oldest makes way as soon as more wait than can be
+    /// served soon.
+    pub(super) fn places(&self, slow: &Slow<Fair<S>>, arrival: &Arrival, now: u64) -> usize {
+        let (serves, lane) = (&slow.room.serves, arrival.lane);
+        let max_waiting = self.bounds.max_waiting();
+        match serves.order(now, lane) {
+            Order::OldestFirst => max_waiting,
+            Order::NewestFirst => {
+                max_waiting.min(serves.places_for_newest(lane, self.load().in_flight()))
+            }
+        }
     }
 
     /// Rejects a request that has not waited. That is yet to be reported.
@@ -506,35 +522,17 @@ impl<S: Serves> Fair<S> {
     pub(super) fn may_wait(
         &mut self,
         arrival: &Arrival,
-        places: &Places,
+        places: usize,
         now: u64,
     ) -> Result<(), Rejection> {
-        self.misses(arrival.deadline, now)?;
-        match self.has_place(arrival, places) {
+        self.would_miss(arrival, now)?;
+        match self.has_place(arrival, places, now) {
             true => Ok(()),
             false => {
-                self.note_no_place(arrival.tenant, places);
+                self.note_no_place(arrival.who(), now);
                 Err(Rejection::QUEUE_FULL)
             }
         }
-    }
-
-    /// A waiter was rejected because of its deadline. That shows a queue, unless its tenant waits for its own others.
-    pub(super) fn note_late(&mut self, tenant: u32) {
-        if self.queue.may_run(tenant) {
-            self.serves.note_late();
-        }
-    }
-}
-
-/// Why a request is rejected that has waited as long as it may.
-pub(super) fn timed_out(arrival: &Arrival, now: u64) -> Rejection {
-    /// The timer and the gate's clock may differ by so much.
-    const TOLERANCE: u64 = 1_000_000;
-    let has_passed = |deadline| deadline <= now.saturating_add(TOLERANCE);
-    match arrival.deadline.is_some_and(has_passed) {
-        true => Rejection::EXPIRED,
-        false => Rejection::TIMED_OUT,
     }
 }
 

@@ -85,6 +85,7 @@ impl Stack {
                     return true;
                 }
                 Begun::No => self.seat.give_back(()),
+                Begun::Rejected(_) => unreachable!("it has no deadline"),
             }
         }
     }
