@@ -66,8 +66,8 @@ use super::{
 use crate::{
     Reason,
     law::{
-        fair_queue::{Charge, Lane, Ticket},
-        fair_queues::{Evicted, FairQueues, LANES},
+        fair_queue::{Charge, Lane, Order, Ticket},
+        fair_queues::{FairQueues, LANES},
         slab::Slab,
     },
     sync::{
@@ -219,6 +219,17 @@ impl Busy {
     }
 }
 
+/// Where a request may wait.
+enum FoundPlace {
+    Free,
+    /// A waiter of this tenant in this lane makes room: the one that would be served last.
+    Of {
+        tenant: u32,
+        lane: Lane,
+        order: Order,
+    },
+}
+
 /// What is known of a fair room without its lock.
 pub(crate) struct Quiet {
     /// What tenants are known by is made before the lock is taken.
@@ -300,40 +311,31 @@ impl<S: Serves> Fair<S> {
         self.busy.note(somebody_waits, now);
     }
 
-    /// Whether there is a place for one more request of so many, or another request can make one.
-    fn has_place(&mut self, arrival: &Arrival, places: usize, now: u64) -> bool {
-        let &Arrival { tenant, lane, .. } = arrival;
-        let order = self.serves.order(now, lane);
-        let queue = &mut self.queue;
-        if (queue.state(tenant).waiting as usize) < self.max_waiting_per_tenant {
-            queue.waiting() < places || queue.makes_room((tenant, lane), order).is_some()
-        } else {
-            queue.own_less_important(tenant, lane).is_some()
-        }
-    }
-
-    /// Takes out the waiter that has to make room for a request for which [there is a place](Self::has_place), if one has to.
-    fn make_room(&mut self, arrival: &Arrival, places: usize, now: u64) -> Option<Evicted<u32>> {
+    /// Whether there is a place for one more request of so many, or another waiter that has to make one.
+    fn place(&mut self, arrival: &Arrival, places: usize, now: u64) -> Option<FoundPlace> {
         let &Arrival { tenant, lane, .. } = arrival;
         let queue = &mut self.queue;
-        let from = if queue.state(tenant).waiting as usize >= self.max_waiting_per_tenant {
+        let made_by = if queue.state(tenant).waiting as usize >= self.max_waiting_per_tenant {
             (queue.own_less_important(tenant, lane)).map(|own| (tenant, own))
         } else if queue.waiting() >= places {
             queue.makes_room((tenant, lane), self.serves.order(now, lane))
         } else {
-            return None;
+            return Some(FoundPlace::Free);
         };
-        let (tenant, lane) = from.expect("there is a place");
-        Some(queue.evict(tenant, lane, self.serves.order(now, lane)))
+        made_by.map(|(tenant, lane)| FoundPlace::Of {
+            tenant,
+            lane,
+            order: self.serves.order(now, lane),
+        })
     }
 
-    /// Lets a request wait for which [there is a place](Self::has_place) of these. Another that has to make it is rejected,
-    /// and is to be woken.
+    /// Lets a request wait for which there is [a place](Self::place). Another that has to make it is rejected, and is to be
+    /// woken.
     fn push(
         &mut self,
         arrival: &Arrival,
         waker: Waker,
-        places: usize,
+        place: FoundPlace,
         scene: &Scene<'_>,
         wakes: &mut Wakes,
     ) -> u32 {
@@ -345,16 +347,20 @@ impl<S: Serves> Fair<S> {
             older,
             deadline,
         } = arrival;
-        if let Some(evicted) = self.make_room(arrival, places, scene.now) {
-            let waited = scene.now.saturating_sub(evicted.since);
-            self.note_wait(evicted.lane, waited, scene.bounds);
-            let rejection = match evicted.lane < lane {
+        if let FoundPlace::Of {
+            tenant,
+            lane: least,
+            order,
+        } = place
+        {
+            let (since, seat) = self.queue.evict((tenant, least), order);
+            self.note_wait(least, scene.now.saturating_sub(since), scene.bounds);
+            let rejection = match least < lane {
                 true => Rejection::DISPLACED,
                 false => Rejection::QUEUE_FULL,
             };
-            let who = (evicted.tenant, evicted.lane);
-            self.reject(who, evicted.with, rejection, scene.bounds, wakes);
-            self.note_no_place(who, scene.now);
+            self.reject((tenant, least), seat, rejection, scene.bounds, wakes);
+            self.note_no_place((tenant, least), order);
         }
         let seat = self.seats.insert(Seat {
             waker,
@@ -383,9 +389,8 @@ impl<S: Serves> Fair<S> {
 
     /// A request of this tenant was rejected, because there was no place for it. That shows a queue, unless the tenant waits
     /// for its own others.
-    pub(super) fn note_no_place(&mut self, (tenant, lane): (u32, Lane), now: u64) {
+    fn note_no_place(&mut self, (tenant, lane): (u32, Lane), order: Order) {
         if self.queue.may_run(tenant) {
-            let order = self.serves.order(now, lane);
             self.serves.note_no_place(lane, order);
         }
     }

@@ -56,15 +56,6 @@ pub(crate) struct FairQueues<T> {
     least_service: u64,
 }
 
-/// A waiter that had to make room.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Evicted<T> {
-    pub(crate) tenant: u32,
-    pub(crate) lane: Lane,
-    pub(crate) since: u64,
-    pub(crate) with: T,
-}
-
 impl<T> FairQueues<T> {
     pub(crate) fn new() -> Self {
         Self {
@@ -527,14 +518,8 @@ impl<T> FairQueues<T> {
         (own.lane() < lane).then_some(own.lane())
     }
 
-    /// Takes out the waiter of this tenant in this lane that would be served last.
-    pub(crate) fn evict(&mut self, tenant: u32, lane: Lane, order: Order) -> Evicted<T> {
-        let (since, with) = self.lane_mut(lane).evict(tenant, order);
-        Evicted {
-            tenant,
-            lane,
-            since,
-            with,
-        }
+    /// Takes out the waiter of this tenant in this lane that would be served last. Says since when it has waited.
+    pub(crate) fn evict(&mut self, (tenant, lane): (u32, Lane), order: Order) -> (u64, T) {
+        self.lane_mut(lane).evict(tenant, order)
     }
 }

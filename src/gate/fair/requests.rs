@@ -205,10 +205,7 @@ impl Gate<Fair> {
     /// Starts a request of no age and without a tenant, if nobody waits and the room need not be told.
     #[inline]
     fn start_quietly(&self, urgency: Urgency, cost: NonZeroU32, now: u64) -> Option<Grant> {
-        let Urgency { lane, deadline } = urgency;
-        if deadline.is_some_and(|deadline| deadline <= now) {
-            return None;
-        }
+        let Urgency { lane, .. } = urgency;
         // Before the permit is taken: who comes to wait after that is waited for.
         let busy = self.published.busy();
         if !self.try_admit_below(self.published.below()) {
@@ -265,10 +262,7 @@ impl Gate<Fair> {
         }
         let in_flight = self.load().in_flight() as u64;
         let Urgency { lane, deadline } = urgency.unwrap_or_default();
-        if slow.room.is_quiet(now, in_flight, age)
-            && deadline.is_none()
-            && self.try_admit_below(usize::MAX)
-        {
+        if slow.room.is_quiet(now, in_flight, age) && self.try_admit_below(usize::MAX) {
             self.published.note_started(lane);
             return Arrived::Goes(slow.room.start_uncharged((tenant, lane), cost, now));
         }
@@ -356,10 +350,8 @@ impl Gate<Fair> {
             cost,
             at: now,
             older: age,
-            deadline,
             ..
         } = arrival;
-        slow.room.misses(deadline, now)?;
         let word = self.load();
         if word.is_open() && slow.room.queue.may_run(tenant) {
             let in_flight = word.in_flight();

@@ -256,9 +256,6 @@ impl Gate<Fair<Turns>> {
             older: 0,
             deadline,
         };
-        if let Err(rejection) = room.misses(deadline, now) {
-            return Came::Rejected(self.reject_new(&mut slow, &arrival, rejection));
-        }
         // A request that has the turn, and uses it, goes first.
         let alone = !room.has_next() && room.serves.unused(now) == room.serves.0.len();
         if !alone || !room.queue.may_run(arrival.tenant) {
@@ -293,7 +290,7 @@ impl Gate<Fair<Turns>> {
     fn wait_under(&self, slow: &mut Slow<Fair<Turns>>, arrival: Arrival, now: u64) -> Came {
         let places = self.places(slow, &arrival, now);
         match slow.room.may_wait(&arrival, places, now) {
-            Ok(()) => Came::Waits(arrival),
+            Ok(_) => Came::Waits(arrival),
             Err(rejection) => Came::Rejected(self.reject_new(slow, &arrival, rejection)),
         }
     }

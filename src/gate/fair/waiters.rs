@@ -8,7 +8,7 @@
 
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
-use super::{Fair, Grant, Quiet, Rejection, Seat, State};
+use super::{Fair, FoundPlace, Grant, Quiet, Rejection, Seat, State};
 use crate::{
     BoxError, Deadline, Overloaded, Priority,
     clock::Now,
@@ -246,21 +246,24 @@ impl<S: Serves> Gate<Fair<S>> {
         let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
         let word = self.load();
-        let places = self.places(&slow, arrival, now); // once, because another thread may change how many there are
-        if let Err(rejection) = slow.room.may_wait(arrival, places, now) {
-            let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
-            drop(slow);
-            drop(waker);
-            self.bounds.report(rejected.reason());
-            return Err(rejected);
-        }
+        let places = self.places(&slow, arrival, now);
+        let place = match slow.room.may_wait(arrival, places, now) {
+            Ok(place) => place,
+            Err(rejection) => {
+                let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
+                drop(slow);
+                drop(waker);
+                self.bounds.report(rejected.reason());
+                return Err(rejected);
+            }
+        };
         let scene = self.scene(&slow, word.in_flight(), word.in_flight(), now);
         let room = &mut slow.room;
         room.serves
             .note_entering(&scene, word.has_room(), &mut wakes);
         // It looks for itself what became of it by now, and need not be woken for that.
         let nobody = Waker::noop().clone();
-        let seat = room.push(arrival, nobody, places, &scene, &mut wakes);
+        let seat = room.push(arrival, nobody, place, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
         let entered = &mut slow.room.seats[seat];
         let is_decided = !matches!(entered.state, State::Waits(_));
@@ -340,7 +343,8 @@ impl<S: Serves> Gate<Fair<S>> {
         if rejection.is_for_deadline() {
             slow.room.note_late(arrival.who());
         } else if slow.room.queue.has_less_important(arrival.lane) {
-            slow.room.note_no_place(arrival.who(), now); // it was spared
+            let order = slow.room.serves.order(now, arrival.lane);
+            slow.room.note_no_place(arrival.who(), order); // it was spared
         }
         (slow.room).count_rejection(arrival.who(), rejection.reason, &self.bounds);
         let expired = &mut slow.room.seats[seat];
@@ -524,15 +528,13 @@ impl<S: Serves> Fair<S> {
         arrival: &Arrival,
         places: usize,
         now: u64,
-    ) -> Result<(), Rejection> {
+    ) -> Result<FoundPlace, Rejection> {
         self.would_miss(arrival, now)?;
-        match self.has_place(arrival, places, now) {
-            true => Ok(()),
-            false => {
-                self.note_no_place(arrival.who(), now);
-                Err(Rejection::QUEUE_FULL)
-            }
-        }
+        self.place(arrival, places, now).ok_or_else(|| {
+            let order = self.serves.order(now, arrival.lane);
+            self.note_no_place(arrival.who(), order);
+            Rejection::QUEUE_FULL
+        })
     }
 }
 

@@ -42,8 +42,20 @@ impl Naive {
         }
     }
 
+    /// Where less important requests wait, those are to be rejected for their age, and no others.
+    pub(super) fn is_spared(&self, lane: Lane) -> bool {
+        self.waiting.iter().any(|waiter| waiter.lane < lane)
+    }
+
+    /// One was rejected because of its deadline.
+    pub(super) fn note_late(&mut self, (tenant, lane): Who) {
+        if self.may_run(tenant) {
+            self.law.note_late(lane);
+        }
+    }
+
     /// More came than that, and one of this tenant was rejected. If the tenant waits for its own others, that says nothing.
-    pub(super) fn note_no_place(&mut self, (tenant, lane): (usize, Lane)) {
+    pub(super) fn note_no_place(&mut self, (tenant, lane): Who) {
         if self.may_run(tenant) {
             let order = self.order(lane);
             self.law.note_no_place(lane, order);
@@ -64,7 +76,7 @@ impl Naive {
         age: u64,
         own: u64,
         others: usize,
-        next: Option<(Lane, Order)>,
+        next: Option<(Lane, bool)>,
     ) -> Result<(), Reason> {
         let oldest = self.oldest_that_may_run();
         let entry = Entry {
@@ -81,15 +93,15 @@ impl Naive {
         let is_old = age > target.saturating_mul(2);
         let stands = self.law.report(self.now).overloaded;
         let verdict = match next {
-            Some((lane, order)) => self.law.enter_next(self.now, &entry, lane, order),
+            Some((lane, spared)) => self.law.enter_next(self.now, &entry, lane, spared),
             None => self.law.enter(self.now, &entry),
         };
         let still_stands = stands && self.law.report(self.now).overloaded;
         let in_the_way = own > target && (others > 0 || oldest.is_some());
         match verdict {
             Verdict::Admit => {
-                let is_newest = next.is_some_and(|(_, order)| order == Order::NewestFirst);
-                if still_stands && is_old && in_the_way && !is_newest {
+                let is_spared = next.is_some_and(|(_, spared)| spared);
+                if still_stands && is_old && in_the_way && !is_spared {
                     self.note_probe();
                 }
                 self.knows_of += 1;
