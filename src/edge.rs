@@ -232,7 +232,7 @@ impl<E, H> Edge<E, H> {
         let shared = Shared {
             gate: Arc::clone(gate),
             extract: Arc::clone(extract),
-            priority: Some(Arc::new(priority)),
+            priority: Some(std::sync::Arc::new(priority)),
         };
         Self {
             response: self.response,

@@ -47,7 +47,7 @@ pub(super) struct Shared<E> {
 }
 
 /// Says how much a request matters.
-pub(super) type PriorityOf = Arc<dyn Fn(Head<'_>) -> Priority + Send + Sync>;
+pub(super) type PriorityOf = std::sync::Arc<dyn Fn(Head<'_>) -> Priority + Send + Sync>;
 
 impl<E> Shared<E> {
     #[cold]

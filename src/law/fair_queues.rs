@@ -7,9 +7,9 @@
 //!
 //! # The floor
 //! Strict order starves: while more important requests are more than can be served, no other is ever next. So each lane
-//! that has waiters is owed a share of the starts, the *floor* (1 % by default, and 0 turns it off). Whenever a request
-//! of another lane starts, the lanes behind it are owed that share of a start. A lane that is owed a whole one is next, once.
-//! It is not owed more than one, so a lane that comes to wait anew has no claim to the time before.
+//! that has waiters is owed a share of the starts, the *floor* (1 % by default, and 0 turns it off): with each request that
+//! starts, that share of a start. A lane that is owed a whole one is next, once. It is not owed more than one, and nothing for
+//! the time in which it had no waiters.
 //!
 //! # Full queues
 //! A newcomer [displaces](FairQueues::makes_room) the least important waiter, if that matters less than the newcomer: of the
@@ -266,12 +266,9 @@ impl<T> FairQueues<T> {
     /// How many are to be served before a newcomer is, if all come in the order of arrival: those that matter more, and its
     /// tenant's own, for each of which others get their share.
     pub(crate) fn ahead(&self, tenant: u32, lane: Lane) -> u64 {
-        let before: usize = match self.is_single {
-            true => 0,
-            false => (lane + 1..LANES as Lane)
-                .map(|lane| self.waiting_in(lane))
-                .sum(),
-        };
+        let before: usize = (lane + 1..LANES as Lane)
+            .map(|lane| self.waiting_in(lane))
+            .sum();
         let (own, parts) = match self.others[usize::from(lane)].as_deref() {
             Some(other) => (other.state(tenant).waiting, other.parts(tenant)),
             None if lane == MAIN => (self.main.state(tenant).waiting, self.main.parts(tenant)),
@@ -342,13 +339,12 @@ impl<T> FairQueues<T> {
         for lane in 0..LANES as Lane {
             let waits = self.waiting_in(lane) > 0;
             let owed = &mut self.owed[usize::from(lane)];
-            if lane == started {
-                *owed = owed.saturating_sub(WHOLE);
-            } else if !waits {
-                *owed = 0;
-            } else if lane < started {
-                *owed = (*owed + self.floor).min(WHOLE);
-            }
+            let due = *owed + self.floor;
+            *owed = match (waits, lane == started) {
+                (false, _) => 0,
+                (true, false) => due.min(WHOLE),
+                (true, true) => due.saturating_sub(WHOLE),
+            };
         }
     }
 

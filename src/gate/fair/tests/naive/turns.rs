@@ -76,7 +76,7 @@ impl Naive {
         Some(owed.unwrap_or(first))
     }
 
-    /// A waiter of this lane starts: what is behind it and waits is owed a part of a start.
+    /// A waiter of this lane starts: each lane that waits is owed a part of a start.
     pub(super) fn note_started(&mut self, started: Lane) {
         self.started_waiters += 1;
         if !self.asks {
@@ -84,13 +84,11 @@ impl Naive {
         }
         for lane in all_lanes() {
             let waits = self.waiting_in(lane) > 0;
-            let floor = self.floor;
-            let owed = &mut self.owed[usize::from(lane)];
-            *owed = match (lane == started, waits) {
-                (true, _) => owed.saturating_sub(WHOLE),
-                (false, false) => 0,
-                (false, true) if lane < started => (*owed + floor).min(WHOLE),
-                (false, true) => *owed,
+            let due = self.owed[usize::from(lane)] + self.floor;
+            self.owed[usize::from(lane)] = match (waits, lane == started) {
+                (false, _) => 0,
+                (true, false) => due.min(WHOLE),
+                (true, true) => due.saturating_sub(WHOLE),
             };
         }
     }
