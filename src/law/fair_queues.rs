@@ -489,10 +489,7 @@ impl<T> FairQueues<T> {
         order: Order,
     ) -> Option<(u32, Lane)> {
         let kept = usize::from(self.floor > 0);
-        let least = match self.is_single {
-            true => None,
-            false => (0..lane).find(|lane| self.waiting_in(*lane) > kept),
-        };
+        let least = (0..lane).find(|lane| self.waiting_in(*lane) > kept);
         let (tenant, lane) = match least {
             Some(least) => (self.lane_mut(least).largest_backlog()?.0, least),
             None if self.waiting_in(lane) == 0 => return None,
