@@ -282,8 +282,7 @@ mod tests {
             let plain = queue.excess.is_plain(MAIN);
             assert_eq!((queue.stands(), plain), (expected, expected), "{late}");
             // Then some make way, and none is late.
-            queue.makes_way(20, 1, MS);
-            queue.makes_way(20, 1, MS);
+            (0..4).for_each(|_| queue.makes_way(20, 4, MS));
             assert_eq!(queue.excess.is_plain(MAIN), expected, "{late}");
             (0..2).for_each(|_| queue.makes_way(20, 0, MS));
             assert!(!queue.excess.is_plain(MAIN), "it has drained");
