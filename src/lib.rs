@@ -123,6 +123,7 @@ mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;
 pub mod deadline;
+mod digits;
 pub mod edge;
 mod gate;
 #[cfg(any(doc, doctest))]
@@ -160,7 +161,7 @@ pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;
 #[cfg(feature = "net")]
 pub use connection_limit::ConnectionLimit;
-pub use deadline::Deadline;
+pub use deadline::{Deadline, DeadlineLayer};
 pub use edge::{Edge, edge};
 pub use gate::{
     aside::Waited, bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits,
@@ -171,7 +172,7 @@ pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLa
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
-pub use priority::Priority;
+pub use priority::{Priority, PriorityLayer};
 pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
 pub use respond::{OverloadResponse, OverloadResponseLayer};
