@@ -43,6 +43,8 @@
 //! | a burst to wait, but no queue to stand | [`CoDelLayer`] between the queue and the limit |
 //! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
 //! | a queue inside the process that cannot grow without end, and that says how full it is | [`channel`] |
+//! | to serve nothing that nobody waits for any more | [`DeadlineLayer`] outside the queues |
+//! | the important first, when not everything can be served | [`PriorityLayer`] outside the queues |
 //! | to know when a request came | [`SubmittedAtLayer`] outside everything |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
 //! | to leave a service alone that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
@@ -94,6 +96,7 @@
 //! ```text
 //! SubmittedAt           the clock starts
 //! OverloadResponse      what the layers inside refuse is answered
+//! Deadline, Priority    how long the client waits, and how much it matters
 //! KeyedRateLimit        whoever has used up its quota is told so, and does not queue for it
 //! Wfq                   who is next? Requests wait here, and nowhere else
 //! CoDel                 has it waited too long?

@@ -677,3 +677,40 @@ impl<F, B> fmt::Debug for OverloadResponseFuture<F, B> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_too_late_is_deadline_exceeded() {
+        let grpc_status = |reason| {
+            let rejection = Overloaded::new("layer", reason, Duration::from_secs(2));
+            let response = OverloadResponseLayer::new()
+                .settings
+                .refuse(&rejection, Caller::Grpc);
+            let headers = response.headers().clone();
+            let has_hint = headers.contains_key("grpc-retry-pushback-ms");
+            (
+                headers["grpc-status"].to_str().unwrap().to_owned(),
+                has_hint,
+            )
+        };
+        for reason in [
+            Reason::AtLimit,
+            Reason::QueueFull,
+            Reason::WaitTimeout,
+            Reason::TooOld,
+            Reason::WouldBeLate,
+            Reason::Displaced,
+            Reason::ExceedsBurst,
+            Reason::Quota,
+            Reason::CircuitOpen,
+            Reason::Saturated,
+            Reason::NotReady,
+        ] {
+            assert_eq!(grpc_status(reason), ("8".into(), true), "{reason:?}");
+        }
+        assert_eq!(grpc_status(Reason::Deadline), ("4".into(), false));
+    }
+}

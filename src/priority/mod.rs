@@ -69,7 +69,7 @@ pub use self::{
     level::Priority,
     rules::Rules,
 };
-use crate::head::Head;
+pub use crate::head::Head;
 
 /// The priority of a request: the one in its extensions, or else the default.
 #[inline]
