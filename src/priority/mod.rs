@@ -69,7 +69,7 @@ pub use self::{
     level::Priority,
     rules::Rules,
 };
-pub use crate::head::Head;
+pub use crate::{gate::fair::PrioritySnapshot as Snapshot, head::Head};
 
 /// The priority of a request: the one in its extensions, or else the default.
 #[inline]

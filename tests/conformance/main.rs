@@ -3,6 +3,8 @@
 mod adaptive;
 mod aimd;
 mod codel;
+#[path = "../support/edged.rs"]
+mod edged;
 #[path = "../support/fairness.rs"]
 mod fairness;
 mod gradient2;
@@ -13,6 +15,7 @@ mod overload;
 mod simulation;
 mod vegas;
 mod wfq;
+mod who_is_served;
 mod windowed;
 
 use std::time::Duration;
