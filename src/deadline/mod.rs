@@ -63,7 +63,7 @@
 //! | [`edge()`](fn@crate::edge), [`Wfq`](crate::Wfq) | honour it: see the [guide](crate::guide::priorities_and_deadlines). A `Wfq` whose tenants are found by a closure is told where it is by [`deadline`](crate::WfqLayer::deadline) |
 //! | [`KeyedConcurrencyLimit`](crate::KeyedConcurrencyLimit), [`KeyedRateLimit`](crate::KeyedRateLimit) | honour it, if they are told where to find it by `.deadline(`[`FromRequest`]`)` |
 //! | [`ConcurrencyLimit`](crate::ConcurrencyLimit), [`AdaptiveConcurrency`](crate::AdaptiveConcurrency), [`RateLimit`](crate::RateLimit) | cannot see it: their callers wait in `poll_ready`, before there is a request. Set `max_wait`, and put a `DeadlineLayer` inside them: it rejects what has expired while it waited |
-//! | [`channel`](crate::channel) | has items and no requests: offer an item with `send_timeout` and [`remaining`](Deadline::remaining), and look at [`has_passed`](Deadline::has_passed) when it is received |
+//! | [`channel`](crate::channel) | has items and no requests: offer an item with [`send_within`](crate::channel::Sender::send_within) and [`remaining`](Deadline::remaining), and look at [`has_passed`](Deadline::has_passed) when it is received |
 //! | `RetryPolicy` (feature `retry`) | makes no retry that would come after it |
 //!
 //! # Errors
