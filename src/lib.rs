@@ -43,6 +43,8 @@
 //! | a burst to wait, but no queue to stand | [`CoDelLayer`] between the queue and the limit |
 //! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
 //! | a queue inside the process that cannot grow without end, and that says how full it is | [`channel`] |
+//! | to serve nothing that nobody waits for any more | [`DeadlineLayer`] outside the queues |
+//! | the important first, when not everything can be served | [`PriorityLayer`] outside the queues |
 //! | to know when a request came | [`SubmittedAtLayer`] outside everything |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
 //! | to leave a service alone that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
@@ -94,6 +96,7 @@
 //! ```text
 //! SubmittedAt           the clock starts
 //! OverloadResponse      what the layers inside refuse is answered
+//! Deadline, Priority    how long the client waits, and how much it matters
 //! KeyedRateLimit        whoever has used up its quota is told so, and does not queue for it
 //! Wfq                   who is next? Requests wait here, and nowhere else
 //! CoDel                 has it waited too long?
@@ -123,6 +126,7 @@ mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;
 pub mod deadline;
+mod digits;
 pub mod edge;
 mod gate;
 #[cfg(any(doc, doctest))]
@@ -160,7 +164,7 @@ pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;
 #[cfg(feature = "net")]
 pub use connection_limit::ConnectionLimit;
-pub use deadline::Deadline;
+pub use deadline::{Deadline, DeadlineLayer};
 pub use edge::{Edge, edge};
 pub use gate::{
     aside::Waited, bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits,
@@ -171,7 +175,7 @@ pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLa
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
-pub use priority::Priority;
+pub use priority::{Priority, PriorityLayer};
 pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
 pub use respond::{OverloadResponse, OverloadResponseLayer};
