@@ -1,8 +1,11 @@
 //! Published and derived test vectors, and scenarios with the layers in front of simulated servers.
 
 mod adaptive;
+mod adaptive_basic;
 mod aimd;
 mod codel;
+mod codel_wfq_admission;
+mod composition;
 #[path = "../support/fairness.rs"]
 mod fairness;
 mod gradient2;
@@ -11,6 +14,8 @@ mod netflix_vegas;
 mod overload;
 #[path = "../support/simulation.rs"]
 mod simulation;
+#[path = "../support/mod.rs"]
+mod support;
 mod vegas;
 mod wfq;
 mod windowed;
