@@ -11,7 +11,7 @@
 //! | [`comparison`] | what do tower and others do? |
 //! | [`decisions`] | why is it as it is? |
 //!
-//! Numbers in these pages are measured. *lab* is `cargo run --release --example overload_lab`, by the name of
+//! Numbers in these pages are measured. *lab* is `cargo run --release -p overload_lab`, by the name of
 //! its scenario: it repeats exactly. *bench* is a group of `cargo bench`, with the figures in
 //! `benches/README.md`. *test* is a file in `tests/`, which fails if the number no longer holds.
 

@@ -126,8 +126,11 @@ fn progress(done: usize, all: usize) {
 fn usual_output() -> PathBuf {
     const NAME: &str = "overload_lab.html";
     let target = env::current_exe().ok().and_then(|program| {
-        let examples = program.parent().filter(|it| it.ends_with("examples"))?;
-        Some(examples.parent()?.parent()?.join(NAME))
+        let target = program.parent()?.parent()?;
+        target
+            .join("CACHEDIR.TAG")
+            .exists()
+            .then(|| target.join(NAME))
     });
     let target = target.unwrap_or_else(|| NAME.into());
     let here = env::current_dir().unwrap_or_default();
