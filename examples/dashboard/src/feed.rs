@@ -13,7 +13,7 @@ use tokio::{sync::watch, time::interval};
 use super::{
     load::{Outcomes, TENANTS, Tally, Tenant},
     now,
-    settings::Settings,
+    settings::{Protection, Settings, TOWER_LIMIT},
 };
 
 const EVERY: Duration = Duration::from_millis(200);
@@ -105,24 +105,25 @@ impl Window {
         let (edge, protection) = (settings.edge.snapshot(), settings.protection());
         let workers = settings.workers.snapshot();
         let service_time = workers.service_time.as_secs_f64();
-        // Without the layers all that comes is in flight at once.
-        let in_flight = if protection {
-            edge.permits.in_flight
-        } else {
-            workers.jobs
+        let in_flight = match protection {
+            // All that comes is in flight at once.
+            Protection::Off => workers.jobs,
+            Protection::Tower => TOWER_LIMIT.saturating_sub(settings.tower.available_permits()),
+            Protection::Edge => edge.permits.in_flight,
         };
         let (first, last) = (self.refused.front(), self.refused.back());
         let (before, now) = (*first.unwrap_or(&(0, 0)), *last.unwrap_or(&(0, 0)));
         let (all_p50, all_p99) = percentiles(self.outcomes.iter().flatten());
         let mut json = format!(
-            r#"{{"t":{time:.1},"protection":{protection},"workers":{},"service_ms":{:.0},"capacity":{:.0},"#,
+            r#"{{"t":{time:.1},"protection":"{}","workers":{},"service_ms":{:.0},"capacity":{:.0},"#,
+            protection.name(),
             workers.workers,
             1000.0 * service_time,
             workers.workers as f64 / service_time,
         );
         let _ = write!(
             json,
-            r#""limit":{},"pinned":{},"in_flight":{in_flight},"moved":"{}","baseline":{},"target_ms":{},"overloaded":{},"#,
+            r#""limit":{},"tower_limit":{TOWER_LIMIT},"pinned":{},"in_flight":{in_flight},"moved":"{}","baseline":{},"target_ms":{},"overloaded":{},"#,
             edge.permits.limit,
             edge.pinned,
             edge.learned
@@ -131,7 +132,7 @@ impl Window {
                 .unwrap_or_default(),
             millis(edge.learned.baseline),
             settings.target_ms(),
-            protection && edge.age.overloaded,
+            protection == Protection::Edge && edge.age.overloaded,
         );
         let _ = write!(
             json,

@@ -13,7 +13,10 @@ use axum::{Router, body::Body, extract::Request, http::StatusCode};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tower::ServiceExt;
 
-use super::{now, settings::Settings};
+use super::{
+    now,
+    settings::{Protection, Settings},
+};
 
 /// Who asks.
 pub const TENANTS: [&str; 3] = ["web", "mobile", "batch"];
@@ -73,12 +76,16 @@ pub async fn send(tenant: Tenant, app: Router, settings: Arc<Settings>, tally: A
     }
 }
 
-async fn request(tenant: Tenant, app: Router, protection: bool, tally: Arc<Tally>, due: Instant) {
+async fn request(
+    tenant: Tenant,
+    app: Router,
+    protection: Protection,
+    tally: Arc<Tally>,
+    due: Instant,
+) {
     tally.count(tenant, |outcomes| outcomes.offered += 1);
     let mut request = Request::new(Body::empty());
-    *request.uri_mut() = if protection { "/work" } else { "/bare" }
-        .parse()
-        .expect("a path");
+    *request.uri_mut() = protection.path().parse().expect("a path");
     request.extensions_mut().insert(tenant);
     let answer = timeout_at(due + PATIENCE, app.oneshot(request)).await;
     let status = answer.map(|answer| answer.map(|response| response.status()));

@@ -26,6 +26,7 @@ use std::{convert::Infallible, error::Error, io, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
+    error_handling::HandleErrorLayer,
     extract::{Query, State},
     http::{
         StatusCode,
@@ -43,7 +44,10 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::ServiceBuilder;
+use tower::{
+    BoxError, ServiceBuilder, limit::GlobalConcurrencyLimitLayer,
+    load_shed::LoadShedLayer as TowerShedLayer,
+};
 use tower_backpressure::{
     CoDelConfig, ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, WfqConfig, edge,
     wfq::from_head,
@@ -106,10 +110,20 @@ pub fn app() -> (Router, JoinSet<()>) {
 
     let workers = Arc::new(Workers::new(settings::WORKERS, settings::SERVICE_TIME));
     let settings = Arc::new(Settings::new(edge.handle(), Arc::clone(&workers)));
+    // What one would do without this crate.
+    let tower = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(|_: BoxError| async {
+            StatusCode::SERVICE_UNAVAILABLE
+        }))
+        .layer(TowerShedLayer::new())
+        .layer(GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(
+            &settings.tower,
+        )));
     let server = Router::new()
         .route("/work", get(work))
         .layer(edge)
         .route("/bare", get(work)) // added after the layer, so without it
+        .route("/tower", get(work).layer(tower))
         .with_state(workers);
 
     let tally = Arc::new(Tally::default());

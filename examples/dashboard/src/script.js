@@ -7,6 +7,9 @@ const MANY = 30;         // requests that a dot stands for where there is one qu
 const $ = id => document.getElementById(id);
 const sum = (sample, what) => sample.tenants.reduce((total, tenant) => total + tenant[what], 0);
 const show = number => number == null ? "–" : Math.round(number).toLocaleString("en");
+/// How many may be in flight; nothing without protection.
+const limitOf = s => ({ edge: s.limit, tower: s.tower_limit })[s.protection] ?? null;
+const called = { off: "no protection", tower: "tower's limit", edge: "edge()" };
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 let samples = [];        // the last minute, as the server tells it
@@ -30,7 +33,7 @@ const charts = {
     { label: "median", colour: "p50", value: s => s.p50, fill: true } ] },
   limit: { least: 10, zoom: true, series: [
     { label: "in flight", colour: "served", value: s => s.in_flight, fill: true },
-    { label: "limit", colour: "limit", value: s => s.protection ? s.limit : null },
+    { label: "limit", colour: "limit", value: s => limitOf(s) },
     { label: "workers", colour: "soft", value: s => s.workers, dashed: true } ] },
   waiting: { least: 20, zoom: true, stacked: true, series: tenantSeries((_, tenant) => tenant.waiting) },
   share: { most: 100, stacked: true, series: tenantSeries((sample, tenant) => {
@@ -85,7 +88,7 @@ function drawChart(chart) {
   const values = samples.map(sample => chart.series.map(series => series.value(sample)));
   if (chart.stacked) for (const row of values) row.forEach((_, i) => { if (i) row[i] += row[i - 1]; });
   // What there was without protection is so much more that nothing else could be seen: it goes off the chart.
-  const fits = values.filter((_, k) => !(chart.zoom && samples.at(-1).protection && !samples[k].protection));
+  const fits = values.filter((_, k) => !(chart.zoom && limitOf(samples.at(-1)) && !limitOf(samples[k])));
   const most = chart.most ?? round(Math.max(chart.least, ...fits.flat()) * 1.05);
 
   g.fillStyle = colours.soft;
@@ -94,7 +97,7 @@ function drawChart(chart) {
   const y = value => bottom - (bottom - top) * value / most;
 
   // Where there was no protection.
-  const bare = runs(samples.map(sample => [sample.protection ? null : 1]), 0);
+  const bare = runs(samples.map(sample => [limitOf(sample) ? null : 1]), 0);
   g.fillStyle = colours.wash;
   for (const [from, to] of bare) g.fillRect(x(samples[from].t), top, x(samples[to].t) - x(samples[from].t), bottom - top);
   const peaks = bare.map(([from, to]) => [from, to, Math.max(...values.slice(from, to + 1).flat())]).filter(([, , peak]) => chart.zoom && peak > most);
@@ -176,7 +179,7 @@ function runs(values, i) {
 
 /// What is set, by name.
 function settings(s) {
-  const all = { protection: s.protection ? "on" : "off", workers: s.workers, service_ms: s.service_ms, target_ms: s.target_ms,
+  const all = { protection: s.protection, workers: s.workers, service_ms: s.service_ms, target_ms: s.target_ms,
     limit: s.pinned ? s.limit : "auto" };
   for (const tenant of s.tenants) { all[`load.${tenant.name}`] = tenant.load; all[`weight.${tenant.name}`] = tenant.weight; }
   return all;
@@ -197,7 +200,7 @@ function changes() {
     const loads = [...to.keys()].filter(name => name.startsWith("load."));
     const words = [...to].filter(([name]) => loads.length < 2 || !loads.includes(name)).map(([name, value]) => {
       const [what, tenant] = name.split(".");
-      return { protection: `protection ${value}`, workers: `${value} workers`, service_ms: `${value} ms each`, target_ms: `target ${value} ms`,
+      return { protection: called[value], workers: `${value} workers`, service_ms: `${value} ms each`, target_ms: `target ${value} ms`,
         limit: `limit ${value}`, load: `${tenant} ${show(value)}/s`, weight: `${tenant} weight ${value}` }[what];
     });
     return [t, (loads.length > 1 ? [...words, `load ${show(load)}/s`] : words).join(", ")];
@@ -218,7 +221,7 @@ function drawNow(sample) {
     g.fill();
   };
   g.textBaseline = "middle";
-  const mixed = sample.protection ? null : mix(sample);
+  const mixed = sample.protection === "edge" ? null : mix(sample);
   sample.tenants.forEach((tenant, i) => {
     const middle = lane * (i + 0.5);
     g.fillStyle = colours[tenant.name];
@@ -244,8 +247,8 @@ function drawNow(sample) {
     g.stroke();
   });
   // As many places as may be in flight; those taken, by tenant.
-  const count = sample.protection ? sample.limit : sample.workers, left = names + lines + gap;
-  const taken = sample.protection ? sample.tenants.flatMap(tenant => Array(tenant.running).fill(tenant.name))
+  const count = limitOf(sample) ?? sample.workers, left = names + lines + gap;
+  const taken = sample.protection === "edge" ? sample.tenants.flatMap(tenant => Array(tenant.running).fill(tenant.name))
     : Array(Math.min(count, sample.in_flight)).fill(sum(sample, "served") > 0 ? "served" : "lost");
   let size = 22;
   while (Math.floor(places / size) * Math.floor(height / size) < Math.max(count, taken.length) && size > 5) size--;
@@ -266,8 +269,8 @@ function drawNow(sample) {
     g.fillStyle = colours.soft;
     g.fillText("answered", after, height / 2 + 9);
   }
-  $("now-legend").textContent = sample.protection ? "a dot waits in its line, a square is in flight"
-    : `one queue for all: a dot is ${MANY} that wait, a square is a worker`;
+  $("now-legend").textContent = { edge: "a dot waits in its line, a square is in flight",
+    tower: "a square is in flight; what finds none free is rejected" }[sample.protection] ?? `one queue for all: a dot is ${MANY} that wait, a square is a worker`;
 }
 
 /// The one queue of all as dots, whose they are, in proportion.
@@ -287,7 +290,15 @@ function verdict(s) {
   const [offered, served, refused, lost, waiting] = ["offered", "served", "refused", "lost", "waiting"].map(what => sum(s, what));
   const load = s.tenants.reduce((total, tenant) => total + tenant.load, 0), times = (load / s.capacity).toFixed(1);
   const busy = Math.min(100, Math.round(100 * served / s.capacity));
-  if (!s.protection) {
+  if (s.protection === "tower") {
+    const hurt = s.tenants.filter(tenant => tenant.load && tenant.load < s.capacity / 3 && tenant.refused + tenant.lost > 0.1 * tenant.offered).map(tenant => tenant.name);
+    if (hurt.length) return ["bad", "The server is fine, its tenants are not",
+      `${busy} % of what the workers can do is answered in time. But ${hurt.join(" and ")}, which ${hurt.length > 1 ? "ask" : "asks"} for less than a third of it, ${hurt.length > 1 ? "are" : "is"} rejected like everybody else.`];
+    if (served < 0.85 * Math.min(offered, s.capacity)) return ["busy", "The limit does not fit any more", `${busy} % of what the workers can do is answered in time. The limit of ${s.tower_limit} was right for 8 workers.`];
+    if (refused > 0.03 * offered) return ["busy", "Overload, rejected at the limit", `${busy} % of what the workers can do is answered in time, at p99 in ${show(s.p99)} ms. The rest is rejected, whoever it is from.`];
+    return ["good", "All is well", `Asked for ${Math.round(100 * load / s.capacity)} % of what it can do. The limit of ${s.tower_limit} is right as long as the workers are.`];
+  }
+  if (s.protection === "off") {
     if (lost > 0.1 * offered && load <= s.capacity) return ["bad", "The overload is over, the damage is not",
       `The load would fit again. But ${show(waiting)} requests wait in front, whose clients have left, and each is worked on all the same.`];
     if (lost > 0.1 * offered) return ["bad", served < 0.3 * s.capacity ? "Collapsed: busy, and of no use" : "It is going under",
@@ -308,12 +319,12 @@ function tell(s) {
   for (const what of ["offered", "served", "refused", "lost"]) $(what).textContent = show(sum(s, what));
   $("p99").textContent = show(s.p99);
   $("in_flight").textContent = show(s.in_flight);
-  $("limit").textContent = s.protection ? s.limit : "∞";
+  $("limit").textContent = limitOf(s) ?? "∞";
   $("offered-more").textContent = `${(sum(s, "offered") / s.capacity).toFixed(1)} × what it can do`;
   $("served-more").textContent = `${Math.round(100 * sum(s, "served") / s.capacity)} % of what it can do`;
-  $("refused-more").textContent = s.protection ? `${show(s.queue_full)} line full, ${show(s.too_old)} too old` : "nobody refuses";
+  $("refused-more").textContent = { edge: `${show(s.queue_full)} line full, ${show(s.too_old)} too old`, tower: "over the limit" }[s.protection] ?? "nobody is rejected";
   $("p99-more").textContent = `median ${show(s.p50)} ms`;
-  $("limit-more").textContent = !s.protection ? "no limit" : s.pinned ? "pinned" : `learned; ${show(s.baseline)} ms unloaded`;
+  $("limit-more").textContent = s.protection === "off" ? "no limit" : s.protection === "tower" ? "fixed" : s.pinned ? "pinned" : `learned; ${show(s.baseline)} ms unloaded`;
   $("capacity").textContent = show(s.capacity);
   const [state, words, why] = verdict(s);
   since = words === said ? 0 : since + 1;
@@ -324,7 +335,8 @@ function tell(s) {
     $("verdict").textContent = words;
     $("because").textContent = why;
   }
-  if (!s.protection) $("moved").textContent = "Without protection all that comes is taken in.";
+  if (s.protection === "off") $("moved").textContent = "Without protection all that comes is taken in.";
+  else if (s.protection === "tower") $("moved").textContent = "A fixed limit: right for the workers that there were at the start.";
   else $("moved").textContent = s.pinned ? "Pinned by hand: nothing is learned." : `${s.moved ? `Last ${s.moved}. ` : ""}It dips now and then, to measure how long requests take that do not wait.`;
 }
 
@@ -372,7 +384,7 @@ const sliders = [...document.querySelectorAll("[data-set]")];
 function call(name, value) {
   const [what, tenant] = name.split(".");
   return {
-    protection: value === "on" ? "router.layer(edge())" : "router // without layers",
+    protection: { edge: "router.layer(edge())", tower: "ServiceBuilder::new().layer(LoadShedLayer::new()).layer(GlobalConcurrencyLimitLayer::new(10)) // tower's", off: "router // without layers" }[value],
     workers: `workers.set_workers(${value})`,
     service_ms: `workers.set_service_time(Duration::from_millis(${value}))`,
     load: `tenant("${tenant}").send(${value}) // a second`,
@@ -423,15 +435,26 @@ $("auto").addEventListener("change", event => {
   held.set(event.target, performance.now() + 1000);
   set("limit", event.target.checked ? "auto" : $("limit-knob").value);
 });
-$("protection").addEventListener("click", () => {
-  const on = $("protection").getAttribute("aria-checked") !== "true";
+const positions = [...document.querySelectorAll("[data-protection]")];
+for (const position of positions) position.addEventListener("click", () => {
   held.set($("protection"), performance.now() + 1000);
-  protection(on);
-  set("protection", on ? "on" : "off");
+  protection(position.dataset.protection);
+  set("protection", position.dataset.protection);
 });
-function protection(on) {
-  $("protection").setAttribute("aria-checked", on);
-  $("protection-state").textContent = on ? "on" : "off";
+$("protection").addEventListener("keydown", event => {
+  const by = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+  if (!by) return;
+  event.preventDefault();
+  const at = positions.findIndex(position => position.ariaChecked === "true");
+  const next = positions[(at + by + positions.length) % positions.length];
+  next.focus();
+  next.click();
+});
+function protection(what) {
+  for (const position of positions) {
+    position.ariaChecked = String(position.dataset.protection === what);
+    position.tabIndex = position.dataset.protection === what ? 0 : -1;
+  }
 }
 
 const usual = { "load.web": 120, "load.mobile": 100, "load.batch": 60, workers: 8, service_ms: 20 };

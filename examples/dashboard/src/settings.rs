@@ -4,11 +4,12 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU8, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use tokio::sync::Semaphore;
 use tower_backpressure::edge;
 
 use super::{
@@ -23,11 +24,45 @@ pub const WEIGHTS: [u32; TENANTS.len()] = [4, 2, 1];
 pub const WORKERS: usize = 8;
 pub const SERVICE_TIME: Duration = Duration::from_millis(20);
 pub const TARGET_MS: u32 = 100;
+/// Of tower's limit: as many as there are workers at the start, and a quarter more.
+pub const TOWER_LIMIT: usize = WORKERS + WORKERS / 4;
+
+/// What the load goes through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    Off,
+    Tower,
+    Edge,
+}
+
+impl Protection {
+    const ALL: [Self; 3] = [Self::Off, Self::Tower, Self::Edge];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Tower => "tower",
+            Self::Edge => "edge",
+        }
+    }
+
+    /// The route that has it.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Off => "/bare",
+            Self::Tower => "/tower",
+            Self::Edge => "/work",
+        }
+    }
+}
 
 pub struct Settings {
     pub edge: edge::Handle,
+    /// The permits of tower's limit.
+    pub tower: Arc<Semaphore>,
     pub workers: Arc<Workers>,
-    protection: AtomicBool,
+    /// Which of [`Protection::ALL`].
+    protection: AtomicU8,
     loads: [AtomicU32; TENANTS.len()],
     /// What the layer was told last: it does not say.
     target_ms: AtomicU32,
@@ -37,16 +72,16 @@ impl Settings {
     pub fn new(edge: edge::Handle, workers: Arc<Workers>) -> Self {
         Self {
             edge,
+            tower: Arc::new(Semaphore::new(TOWER_LIMIT)),
             workers,
-            protection: AtomicBool::new(true),
+            protection: AtomicU8::new(Protection::Edge as u8),
             loads: LOADS.map(AtomicU32::new),
             target_ms: AtomicU32::new(TARGET_MS),
         }
     }
 
-    /// Whether the load goes through the layers.
-    pub fn protection(&self) -> bool {
-        self.protection.load(Relaxed)
+    pub fn protection(&self) -> Protection {
+        Protection::ALL[usize::from(self.protection.load(Relaxed))]
     }
 
     /// How many requests a second a tenant sends.
@@ -78,16 +113,13 @@ impl Settings {
             (range.contains(&number).then_some(number))
                 .ok_or_else(|| format!("{name} must be from {least} to {most}"))
         };
-        // The layers know themselves what makes sense to them.
+        // The layers know themselves what they allow.
         let of_layer = |error: tower_backpressure::ConfigError| format!("{name}={value}: {error}");
 
         match name.split_once('.').unwrap_or((name, "")) {
             ("protection", "") => {
-                let protection = match value {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err("protection must be on or off".into()),
-                };
+                let found = Protection::ALL.into_iter().find(|it| it.name() == value);
+                let protection = found.ok_or("protection must be off, tower or edge")? as u8;
                 if self.protection.swap(protection, Relaxed) != protection {
                     // As if another version of the server were started: nobody inherits the other's queue.
                     self.workers.restart();

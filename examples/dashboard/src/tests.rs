@@ -135,7 +135,7 @@ async fn events_say_all_that_there_is_to_show_and_their_numbers_move() {
     }
     assert_eq!(
         (&first["capacity"], &first["protection"]),
-        (&json!(400), &json!(true))
+        (&json!(400), &json!("edge"))
     );
 
     let later = events
@@ -192,8 +192,9 @@ async fn what_is_set_is_what_the_handles_say_then() {
         ("limit=auto", "/pinned", json!(false)),
         ("weight.mobile=9", "/tenants/1/weight", json!(9)),
         ("load.batch=0", "/tenants/2/load", json!(0)),
-        ("protection=off", "/protection", json!(false)),
-        ("protection=on", "/protection", json!(true)),
+        ("protection=off", "/protection", json!("off")),
+        ("protection=tower", "/protection", json!("tower")),
+        ("protection=edge", "/protection", json!("edge")),
     ] {
         assert_eq!(set(&app, change).await.0, StatusCode::OK, "{change}");
         events.next().await; // may have been on its way
@@ -238,7 +239,7 @@ async fn nonsense_is_refused_with_a_reason_and_changes_nothing() {
         ("workers=0", "from 1 to 64"),
         ("workers=65", "from 1 to 64"),
         ("service_ms=0", "from 1 to 1000"),
-        ("protection=maybe", "on or off"),
+        ("protection=on", "off, tower or edge"),
         ("colour=red", "there is no \"colour\""),
     ] {
         let (status, body) = set(&app, change).await;
@@ -281,11 +282,28 @@ async fn a_flood_is_borne_with_protection_and_not_without() {
         "and bounded: {most}"
     );
 
-    set(&app, "protection=on").await;
+    set(&app, "protection=edge").await;
     let recovered = |event: &Value| sum(event, "served") > 300.0 && sum(event, "lost") == 0.0;
     let event = events.until("it recovers", recovered).await;
     let took = event["t"].as_f64().unwrap() - most["t"].as_f64().unwrap();
     assert!(took < 6.0, "nobody inherits a queue of ten seconds: {took}");
+}
+
+/// What tower's limit rejects does not depend on whose it is.
+#[tokio::test(start_paused = true)]
+async fn a_flood_behind_towers_limit_costs_the_others_most_of_theirs() {
+    let (app, _tasks) = crate::app();
+    let mut events = events(&app).await;
+    set(&app, "protection=tower").await;
+    set(&app, "load.batch=2000").await;
+    let settled = |event: &Value| event["t"].as_f64() > Some(10.0);
+    let event = events.until("it has settled", settled).await;
+    assert!(sum(&event, "served") > 0.85 * 400.0, "{event}");
+    assert!(event["in_flight"].as_u64() <= Some(10), "{event}");
+    for tenant in [0, 1] {
+        let of = |what: &str| event["tenants"][tenant][what].as_f64().unwrap();
+        assert!(of("refused") > 0.5 * of("offered"), "{event}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -418,10 +436,19 @@ async fn in_a_browser_numbers_move_and_sliders_change_the_server() {
         .await;
     page.until(&format!("{}.includes('under control')", text("verdict")))
         .await;
-    page.eval("document.getElementById('protection').click()")
+    page.eval("document.querySelector('[data-protection=tower]').click()")
         .await;
     events
-        .until("protection is off", |event| event["protection"] == false)
+        .until("it is tower's limit", |event| {
+            event["protection"] == "tower"
+        })
+        .await;
+    page.until("document.getElementById('limit').textContent == '10'")
+        .await;
+    page.eval("document.querySelector('[data-protection=off]').click()")
+        .await;
+    events
+        .until("protection is off", |event| event["protection"] == "off")
         .await;
     page.until("document.getElementById('story').dataset.mood == 'bad'")
         .await;
