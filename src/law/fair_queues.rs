@@ -13,7 +13,8 @@
 //!
 //! # Full queues
 //! A newcomer [displaces](FairQueues::makes_room) the least important waiter, if that matters less than the newcomer: of the
-//! tenant that has the most waiting for its weight in that lane, the one that would be served last. Among equals, the rule is
+//! tenant that has the most waiting for its weight in that lane, the one that would be served last. Where there is a floor,
+//! each lane keeps its last waiter, so that there is one to which it can go. Among equals, the rule is
 //! that of the [fair queue](FairQueue::makes_room).
 //!
 //! # The data
@@ -487,25 +488,19 @@ impl<T> FairQueues<T> {
         (newcomer, lane): (u32, Lane),
         order: Order,
     ) -> Option<(u32, Lane)> {
-        let least = self.least_important()?;
-        if least < lane {
-            let (tenant, _) = self.lane_mut(least).largest_backlog()?;
-            return Some((tenant, least));
-        }
-        if least > lane {
-            return None;
-        }
-        let tenant = self.lane_mut(lane).makes_room(newcomer, order)?;
+        let kept = usize::from(self.floor > 0);
+        let least = (0..lane).find(|lane| self.waiting_in(*lane) > kept);
+        let (tenant, lane) = match least {
+            Some(least) => (self.lane_mut(least).largest_backlog()?.0, least),
+            None if self.waiting_in(lane) == 0 => return None,
+            None => (self.lane_mut(lane).makes_room(newcomer, order)?, lane),
+        };
         Some((tenant, lane))
     }
 
-    fn least_important(&self) -> Option<Lane> {
-        match self.is_single {
-            true => Some(MAIN),
-            false => (self.lanes())
-                .find(|lane| lane.waiting() > 0)
-                .map(FairQueue::lane),
-        }
+    /// Whether there is nobody to whom the [floor](self#the-floor) of this lane could go.
+    pub(crate) fn lacks_waiter(&self, lane: Lane) -> bool {
+        self.floor > 0 && self.waiting_in(lane) == 0
     }
 
     /// The least important lane in which this tenant has a waiter, if that matters less than this one.

@@ -1,64 +1,100 @@
 //! Who is served when not everybody can be: `edge()` with deadlines and priorities.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
 
-use tower_backpressure::{Edge, Priority, edge, edge::Handle};
+use http::Request;
+use tower_backpressure::{
+    Edge, Priority, WfqConfig, edge,
+    edge::{Handle, Snapshot},
+    wfq::{ExtractTenant, Head},
+};
 
 use crate::{
     edged::edged,
-    simulation::{MS, SEC, Seen, Server, Spread, Stack, World, seeds},
+    simulation::{Job, MS, SEC, Seen, Server, Spread, Stack, World, seeds},
 };
 
-/// A server, an edge in front of it, and a handle on that.
-fn world(seed: u64, server: Server, edge: Edge) -> (World<impl Stack + use<>>, Handle) {
+/// A server behind an edge.
+struct Run<S> {
+    world: World<S>,
+    handle: Handle,
+}
+
+fn behind<E>(seed: u64, server: Server, edge: Edge<E>) -> Run<impl Stack + use<E>>
+where
+    E: ExtractTenant<Request<Job>> + 'static,
+{
     let mut handle = None;
     let mut world = World::new(seed, server, || {
         handle = Some(edge.handle());
         edged(edge)
     });
     world.timers = true;
-    (world, handle.expect("it was just made"))
+    world.patience = SEC;
+    let handle = handle.expect("it was just made");
+    Run { world, handle }
 }
 
-/// What was of use, as a share of what the server can do.
-fn goodput(server: Server, seen: &Seen) -> f64 {
-    seen.good as f64 / seen.lasted / server.capacity()
+impl<S: Stack> Run<S> {
+    fn run(&mut self, load: f64, lasting: Duration) -> Seen {
+        self.world.run(load, lasting)
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        self.world.within(|| self.handle.snapshot())
+    }
+
+    /// What was of use to clients, as a share of what the server can do.
+    fn goodput(&self, seen: &Seen) -> f64 {
+        seen.good as f64 / seen.lasted / self.world.server.capacity()
+    }
 }
 
-const MIXED: [(f64, Duration); 3] = [
-    (0.7, Duration::from_millis(100)),
-    (0.2, Duration::from_millis(300)),
-    (0.1, Duration::from_secs(2)),
-];
+/// Most clients wait for 100 ms, and some for longer; service times are 10 ms in the middle.
+fn with_deadlines(seed: u64) -> Run<impl Stack> {
+    let server = Server::new(20, 10 * MS, Spread::LogNormal(0.8));
+    let mut run = behind(seed, server, edge());
+    run.world.patiences = vec![(0.7, 100 * MS), (0.2, 300 * MS), (0.1, 2 * SEC)];
+    run.world.tells_patience = true;
+    run
+}
 
 #[test]
-fn explore_deadlines() {
-    for tells in [true] {
-        for load in [0.8, 0.9, 1.0, 1.2, 2.0, 5.0] {
-            for seed in seeds() {
-                let server = Server::new(20, 10 * MS, Spread::LogNormal(0.8));
-                let (mut world, handle) = world(seed, server, edge());
-                if std::env::var("PIN").is_ok() {
-                    world.within(|| handle.pin(20).unwrap());
-                }
-                world.patiences = MIXED.to_vec();
-                world.tells_patience = tells;
-                world.run(0.5, 10 * SEC);
-                world.run(load, 10 * SEC);
-                let seen = world.run(load, 60 * SEC);
-                let rejected = world.within(|| handle.snapshot().permits.rejected);
-                let limit = world.within(|| handle.snapshot().permits.limit);
-                println!(
-                    "tells {tells}, {load}x seed {seed}: good {:.3} of max {:.3}, wasted {:.3}, p50 {:.0} p99 {:.0} ms, limit {limit}, {rejected:?}",
-                    goodput(server, &seen),
-                    load.min(1.0),
-                    seen.wasted / seen.lasted / 20.0,
-                    1e3 * seen.quantile(0.5),
-                    1e3 * seen.quantile(0.99),
-                );
-            }
+fn what_is_served_is_served_before_its_deadline() {
+    for seed in seeds() {
+        for (load, least) in [
+            (0.8, 0.78),
+            (1.0, 0.95),
+            (1.2, 0.98),
+            (2.0, 0.98),
+            (5.0, 0.98),
+        ] {
+            let mut run = with_deadlines(seed);
+            run.run(0.5, 10 * SEC);
+            run.run(load, 10 * SEC);
+            let over = run.run(load, 30 * SEC);
+            let wasted = over.wasted / over.lasted / run.world.server.k as f64;
+            let case = format!(
+                "{load}x, seed {seed}: good {:.3}, wasted {wasted:.3}, p50 {:.0} ms, {:?}",
+                run.goodput(&over),
+                1e3 * over.quantile(0.5),
+                run.snapshot().permits.rejected,
+            );
+            println!("{case}");
+            assert!(run.goodput(&over) >= least && wasted <= 0.06, "{case}");
         }
     }
+}
+
+/// While nobody has to wait, a deadline decides nothing.
+#[test]
+fn no_request_is_rejected_for_its_deadline_in_calm_times() {
+    let mut run = with_deadlines(0);
+    let calm = run.run(0.5, 30 * SEC);
+    assert_eq!(calm.refused, 0);
 }
 
 const LEVELS: [(f64, Priority); 4] = [
@@ -68,101 +104,141 @@ const LEVELS: [(f64, Priority); 4] = [
     (0.2, Priority::Background),
 ];
 
-fn by_level(seen: &Seen) -> Vec<f64> {
-    let of = |(_, priority): &(f64, Priority)| {
-        let at = *priority as usize;
-        let refused = seen.refused_by_priority.get(at).copied().unwrap_or(0);
-        1.0 - refused as f64 / seen.offered_by_priority[at].max(1) as f64
-    };
-    LEVELS.iter().map(of).collect()
+/// The share of the requests of this priority that were not rejected.
+fn admitted(seen: &Seen, priority: Priority) -> f64 {
+    let level = &seen.by_priority[priority as usize];
+    1.0 - level.refused as f64 / level.offered.max(1) as f64
 }
 
+/// So often a peak of the load, and in between less. What becomes of the requests is seen in both.
+fn peaks<S: Stack>(run: &mut Run<S>, many: usize, peak: Duration, calm: Duration) -> Seen {
+    let times = (0..2 * many).map(|time| match time % 2 {
+        0 => run.run(4.0, peak),
+        _ => run.run(0.7, calm),
+    });
+    Seen::of(times)
+}
+
+/// The most important requests are all served, and as much work is done as where nobody is told apart.
 #[test]
-fn explore_priorities() {
-    for (k, mean) in [(4, 50), (16, 50), (64, 50)] {
-        for spread in [Spread::Exponential, Spread::Bimodal] {
+fn the_most_important_are_served_and_no_capacity_is_lost() {
+    const TIMES: [&str; 3] = ["onset", "spikes", "steady"];
+    let servers = [(4, 50 * MS), (16, 50 * MS), (64, 50 * MS), (20, 10 * MS)];
+    for (k, mean) in servers {
+        // Work done, as a share of what can be, by all service times together: alone, each is a matter of luck.
+        let mut used = [[0.0; 2]; 3];
+        for spread in [Spread::Exponential, Spread::Constant, Spread::Bimodal] {
             for seed in seeds() {
-                for (name, levels) in [("fifo", &LEVELS[..0]), ("levels", &LEVELS[..])] {
-                    let server = Server::new(k, mean * MS, spread);
-                    let (mut world, _handle) = world(seed, server, edge());
-                    world.patience = SEC;
-                    world.priorities = levels.to_vec();
-                    world.run(0.7, 20 * SEC);
-                    let onset = Seen::of((0..10).map(|_| {
-                        let mut onset = world.run(4.0, SEC);
-                        let after = world.run(0.7, 20 * SEC);
-                        onset.refused_by_priority.resize(5, 0);
-                        for (p, r) in after.refused_by_priority.iter().enumerate() {
-                            onset.refused_by_priority[p] += r;
+                for (told_apart, levels) in [&LEVELS[..0], &LEVELS].into_iter().enumerate() {
+                    let mut run = behind(seed, Server::new(k, mean, spread), edge());
+                    run.world.priorities = levels.to_vec();
+                    run.run(0.7, 20 * SEC);
+                    let onsets = peaks(&mut run, 3, SEC, 5 * SEC);
+                    let spikes = peaks(&mut run, 10, 200 * MS, 1800 * MS);
+                    run.run(3.0, 5 * SEC);
+                    let steady = run.run(3.0, 20 * SEC);
+                    for (time, seen) in [onsets, spikes, steady].iter().enumerate() {
+                        used[time][told_apart] += seen.worked;
+                        if told_apart == 0 {
+                            continue;
                         }
-                        onset
-                    }));
-                    let spikes = Seen::of((0..50).map(|_| {
-                        let spike = world.run(4.0, 200 * MS);
-                        let after = world.run(0.7, 1800 * MS);
-                        Seen::of([spike, after])
-                    }));
-                    world.run(3.0, 10 * SEC);
-                    let before = world.within(|| _handle.snapshot());
-                    let steady = world.run(3.0, 60 * SEC);
-                    let after = world.within(|| _handle.snapshot());
-                    let (b, a) = (before.permits.rejected, after.permits.rejected);
-                    println!(
-                        "k  too old {} full {} displaced {} limit {} {:?}",
-                        a.too_old - b.too_old,
-                        a.queue_full - b.queue_full,
-                        a.displaced - b.displaced,
-                        after.permits.limit,
-                        after.priorities.first().map(|p| (
-                            p.rejected,
-                            p.displaced,
-                            p.waits,
-                            p.waited.as_millis() as u64 / p.waits.max(1)
-                        ))
-                    );
-                    println!(
-                        "k {k} {mean} ms {spread:?} seed {seed} {name}: steady {:.3} {:.4?}, onset {:.3} {:.4?}, spikes {:.3} {:.4?}",
-                        goodput(server, &steady),
-                        if levels.is_empty() {
-                            vec![]
-                        } else {
-                            by_level(&steady)
-                        },
-                        goodput(server, &onset),
-                        if levels.is_empty() {
-                            vec![]
-                        } else {
-                            by_level(&onset)
-                        },
-                        goodput(server, &spikes),
-                        if levels.is_empty() {
-                            vec![]
-                        } else {
-                            by_level(&spikes)
-                        },
-                    );
+                        let shares = LEVELS.map(|(_, priority)| admitted(seen, priority));
+                        let time = TIMES[time];
+                        let case = format!("{k} × {mean:?}, {spread:?}, {time}: {shares:.4?}");
+                        println!("{case}");
+                        assert!(shares[0] >= 0.999, "{case}");
+                    }
                 }
             }
+        }
+        for (time, [equal, told_apart]) in TIMES.into_iter().zip(used) {
+            let case = format!("{k} × {mean:?}, {time}: use {:.3}", told_apart / equal);
+            println!("{case}");
+            assert!(told_apart >= 0.99 * equal, "{case}");
         }
     }
 }
 
+/// All requests have the same priority: whichever that is, the same happens.
 #[test]
-fn explore_alone() {
-    for k in [4, 16, 64] {
-        for spread in [Spread::Exponential, Spread::Bimodal] {
-            for seed in seeds() {
-                let server = Server::new(k, 50 * MS, spread);
-                let (mut world, handle) = world(seed, server, edge());
-                world.patience = SEC;
-                world.run(0.6, 30 * SEC);
-                let steady = world.run(0.6, 60 * SEC);
-                let snap = world.within(|| handle.snapshot());
-                println!(
-                    "k {k} {spread:?} seed {seed}: refused {} of {}, limit {} {:?}",
-                    steady.refused, steady.offered, snap.permits.limit, snap.permits.rejected
-                );
-            }
-        }
+fn equal_priorities_decide_nothing() {
+    let server = Server::new(16, 50 * MS, Spread::Exponential);
+    let seen = |edge: Edge, priorities: &[(f64, Priority)]| {
+        let mut run = behind(7, server, edge);
+        run.world.tenants = vec![3.0, 2.0, 1.0];
+        run.world.priorities = priorities.to_vec();
+        let seen = [0.7, 3.0, 0.9, 1.5, 0.5].map(|load| run.run(load, 5 * SEC));
+        let mut seen = Seen::of(seen);
+        seen.by_priority = Default::default();
+        seen
+    };
+    let told_apart = || {
+        let of = |head: Head<'_>| head.extensions.get().copied().unwrap_or_default();
+        edge().priority(of)
+    };
+    let equal = |priority| [(1.0, priority), (0.0, Priority::Normal)];
+    let normal = seen(edge(), &equal(Priority::Normal));
+    assert!(normal.refused > 0);
+    for priority in [Priority::Background, Priority::Normal, Priority::Critical] {
+        assert!(
+            normal == seen(told_apart(), &equal(priority)),
+            "{priority:?}"
+        );
+    }
+}
+
+/// At six times the capacity, more of the most important requests come than can be served.
+#[test]
+fn each_priority_gets_its_floor() {
+    for (floor, least) in [(0.0, 0.0), (0.01, 0.007), (0.05, 0.04)] {
+        let server = Server::new(20, 10 * MS, Spread::Exponential);
+        let config = WfqConfig::default().priority_floor(floor);
+        let mut run = behind(3, server, edge().wfq(config));
+        run.world.priorities = LEVELS.to_vec();
+        run.run(6.0, 5 * SEC);
+        let over = run.run(6.0, 20 * SEC);
+        let served = |priority: Priority| over.by_priority[priority as usize].served as f64;
+        let all: f64 = Priority::ALL.into_iter().map(served).sum();
+        let shares = LEVELS.map(|(_, priority)| served(priority) / all);
+        println!("floor {floor}: {shares:.3?}");
+        assert!(
+            shares[1..].iter().all(|share| *share >= least),
+            "{shares:?}"
+        );
+        assert!(shares[0] >= 1.0 - 3.0 * floor - 0.01, "{shares:?}");
+    }
+}
+
+/// A hundred thousand tenants send what matters least, each of them a few requests: nobody has a backlog.
+#[test]
+fn a_flood_of_tenants_that_matter_least_is_not_noticed_at_the_top() {
+    for (k, mean) in [(20, 10 * MS), (64, 50 * MS)] {
+        let server = Server::new(k, mean, Spread::Exponential);
+        let run = |flood: f64| {
+            let next = AtomicUsize::new(0);
+            let tenant = move |request: &Request<Job>| match request.body().priority {
+                Priority::Background => Some(format!("{}", next.fetch_add(1, Relaxed) % 100_000)),
+                _ => Some("important".to_owned()),
+            };
+            let mut run = behind(5, server, edge().tenant(tenant));
+            run.world.priorities = vec![(0.5, Priority::Critical), (flood, Priority::Background)];
+            run.run(0.5 + flood, 5 * SEC);
+            let seen = run.run(0.5 + flood, 20 * SEC);
+            (seen, run.snapshot())
+        };
+        let ((calm, _), (flooded, snapshot)) = (run(0.0), run(10.0));
+        let tops = [&calm, &flooded].map(|seen| &seen.by_priority[Priority::Critical as usize]);
+        let [calm, top] = tops.map(|level| level.quantile(0.99));
+        let case = format!(
+            "{k} workers, {mean:?}: p99 {:.0} ms, {:.0} ms without the flood, {} tenants",
+            1e3 * top,
+            1e3 * calm,
+            snapshot.tenants
+        );
+        println!("{case}");
+        assert!(top <= calm + mean.as_secs_f64(), "{case}");
+        assert_eq!(tops[1].refused, 0);
+        assert!(snapshot.tenants <= 10_000 && snapshot.permits.waiting <= 1024);
+        assert!(snapshot.overflowed > 0);
     }
 }

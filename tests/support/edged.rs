@@ -9,12 +9,18 @@ use std::{
 
 use http::{Request, Response};
 use tower::{BoxError, Layer, Service, ServiceBuilder, layer::layer_fn};
-use tower_backpressure::{Edge, wfq::TenantId};
+use tower_backpressure::{
+    Edge,
+    wfq::{ExtractTenant, TenantId},
+};
 
 use crate::simulation::{Inner, Job, Stack};
 
 /// The part of an edge that decides, around the server.
-pub fn edged(edge: Edge) -> impl Layer<Inner, Service = impl Stack + use<>> + use<> {
+pub fn edged<E>(edge: Edge<E>) -> impl Layer<Inner, Service = impl Stack + use<E>> + use<E>
+where
+    E: ExtractTenant<Request<Job>> + 'static,
+{
     ServiceBuilder::new()
         .layer(layer_fn(Client))
         .layer(edge.gates())

@@ -39,8 +39,44 @@ pub fn seeds() -> std::ops::Range<u64> {
     0..seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(1)
 }
 
+/// What was seen of the requests of one priority.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Level {
+    pub offered: usize,
+    pub served: usize,
+    pub refused: usize,
+    /// As those of all.
+    latencies: Vec<f64>,
+    sojourns: Vec<f64>,
+}
+
+impl Level {
+    fn add(&mut self, part: Self) {
+        self.offered += part.offered;
+        self.served += part.served;
+        self.refused += part.refused;
+        self.latencies.extend(part.latencies);
+        self.sojourns.extend(part.sojourns);
+    }
+
+    fn sort(&mut self) {
+        self.latencies.sort_unstable_by(f64::total_cmp);
+        self.sojourns.sort_unstable_by(f64::total_cmp);
+    }
+
+    /// The latency that this share of those served did not exceed, in seconds.
+    pub fn quantile(&self, share: f64) -> f64 {
+        quantile(&self.latencies, share)
+    }
+
+    /// The same for how old requests were when the server was called.
+    pub fn sojourn(&self, share: f64) -> f64 {
+        quantile(&self.sojourns, share)
+    }
+}
+
 /// What was seen in a part of a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     pub lasted: f64,
     pub offered: usize,
@@ -60,11 +96,8 @@ pub struct Seen {
     /// Those of each tenant.
     pub good_by_tenant: Vec<usize>,
     pub offered_by_tenant: Vec<usize>,
-    /// Those of each [`Priority`], from the least important.
-    pub good_by_priority: Vec<usize>,
-    pub served_by_priority: Vec<usize>,
-    pub refused_by_priority: Vec<usize>,
-    pub offered_by_priority: Vec<usize>,
+    /// Those of each [`Priority`], by its number.
+    pub by_priority: [Level; 5],
     /// From arrival to response, of those that were served, sorted.
     latencies: Vec<f64>,
     /// From arrival until the server was called, of those that were served, sorted.
@@ -103,10 +136,8 @@ impl Seen {
             all.wasted += part.wasted;
             add(&mut all.good_by_tenant, &part.good_by_tenant);
             add(&mut all.offered_by_tenant, &part.offered_by_tenant);
-            add(&mut all.good_by_priority, &part.good_by_priority);
-            add(&mut all.served_by_priority, &part.served_by_priority);
-            add(&mut all.refused_by_priority, &part.refused_by_priority);
-            add(&mut all.offered_by_priority, &part.offered_by_priority);
+            let levels = all.by_priority.iter_mut().zip(part.by_priority);
+            levels.for_each(|(all, part)| all.add(part));
             all.latencies.extend(part.latencies);
             all.sojourns.extend(part.sojourns);
             all.rejections.extend(part.rejections);
@@ -116,6 +147,7 @@ impl Seen {
     }
 
     fn sort(&mut self) {
+        self.by_priority.iter_mut().for_each(Level::sort);
         self.latencies.sort_unstable_by(f64::total_cmp);
         self.sojourns.sort_unstable_by(f64::total_cmp);
         self.rejections.sort_unstable_by(f64::total_cmp);
@@ -412,7 +444,7 @@ impl<S: Stack> World<S> {
             deadline: self.tells_patience.then(|| Deadline::within(patience)),
         };
         if attempt == 1 && !polls {
-            count(&mut self.seen.offered_by_priority, priority as usize);
+            self.seen.by_priority[priority as usize].offered += 1;
         }
         self.seen.sent += usize::from(!polls);
         self.sent += 1;
@@ -525,13 +557,16 @@ impl<S: Stack> World<S> {
                 let (called, work) = self.inside.borrow().called[client];
                 let seen = &mut self.seen;
                 seen.served += 1;
-                count(&mut seen.served_by_priority, priority as usize);
+                let sojourn = (called - since) as f64 / 1e9;
+                let level = &mut seen.by_priority[priority as usize];
+                level.served += 1;
+                level.latencies.push(latency);
+                level.sojourns.push(sojourn);
                 seen.latencies.push(latency);
-                seen.sojourns.push((called - since) as f64 / 1e9);
+                seen.sojourns.push(sojourn);
                 if latency <= patience {
                     seen.good += 1;
                     count(&mut seen.good_by_tenant, tenant);
-                    count(&mut seen.good_by_priority, priority as usize);
                 } else if work as f64 / 1e9 > patience {
                     seen.hopeless += 1;
                 } else {
@@ -540,7 +575,7 @@ impl<S: Stack> World<S> {
             }
             Err(_) if refusal.is_some_and(|refusal| refusal.is_some()) => {
                 self.seen.refused += 1;
-                count(&mut self.seen.refused_by_priority, priority as usize);
+                self.seen.by_priority[priority as usize].refused += 1;
                 let took = (self.now() - since) as f64 / 1e9;
                 self.seen.rejections.push(took);
             }

@@ -464,10 +464,11 @@ impl<S: Serves> Gate<Fair<S>> {
     /// How many may wait when a request comes. Where the newest is first, the oldest makes way as soon as more wait than can be
     /// served soon.
     pub(super) fn places(&self, slow: &Slow<Fair<S>>, arrival: &Arrival, now: u64) -> usize {
-        let (serves, lane) = (&slow.room.serves, arrival.lane);
-        let max_waiting = self.bounds.max_waiting();
+        let Fair { serves, queue, .. } = &slow.room;
+        let (lane, max_waiting) = (arrival.lane, self.bounds.max_waiting());
         match serves.order(now, lane) {
             Order::OldestFirst => max_waiting,
+            Order::NewestFirst if queue.lacks_waiter(lane) => max_waiting,
             Order::NewestFirst => {
                 max_waiting.min(serves.places_for_newest(lane, self.load().in_flight()))
             }

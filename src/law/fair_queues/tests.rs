@@ -110,6 +110,7 @@ fn nothing_is_owed_for_the_time_before_a_lane_waits() {
 #[test]
 fn the_least_important_makes_room_and_never_for_one_that_matters_less() {
     let mut queues = queues(3);
+    queues.set_floor(0);
     push(&mut queues, (0, LOW), "1");
     push(&mut queues, (0, LOW), "2");
     push(&mut queues, (1, LOW), "of another");
@@ -131,6 +132,14 @@ fn the_least_important_makes_room_and_never_for_one_that_matters_less() {
         "the only one"
     );
     assert_eq!(makes_room(&mut queues, (2, MAIN)), Some((1, LOW)));
+    queues.set_floor(DEFAULT_FLOOR);
+    assert_eq!(
+        makes_room(&mut queues, (2, MAIN)),
+        None,
+        "the last one stays, for the floor"
+    );
+    assert!(queues.lacks_waiter(MAIN) && !queues.lacks_waiter(LOW));
+    queues.set_floor(0);
     assert_eq!(
         queues.evict((1, LOW), Order::OldestFirst),
         (0, "of another")
@@ -145,6 +154,7 @@ fn the_least_important_makes_room_and_never_for_one_that_matters_less() {
         None,
         "an equal does not make room"
     );
+    assert!(!queues.lacks_waiter(MAIN), "there is no floor");
     assert_eq!(queues.own_less_important(2, HIGH), None);
     push(&mut queues, (2, MAIN), "own");
     assert_eq!(queues.own_less_important(2, HIGH), Some(MAIN));

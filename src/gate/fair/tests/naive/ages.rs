@@ -37,6 +37,7 @@ impl Naive {
     pub(super) fn places(&self, lane: Lane) -> usize {
         let for_newest = self.law.places(lane, self.in_flight() as u64) as usize;
         match self.order(lane) {
+            Order::NewestFirst if self.floor > 0 && self.waiting_in(lane) == 0 => self.max_waiting,
             Order::NewestFirst => for_newest.min(self.max_waiting),
             Order::OldestFirst => self.max_waiting,
         }

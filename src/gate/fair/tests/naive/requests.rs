@@ -175,11 +175,13 @@ impl Naive {
     /// The place of the one that has to make room for a newcomer.
     fn makes_room(&self, newcomer: Who) -> Option<usize> {
         let (tenant, lane) = newcomer;
-        let least = all_lanes().find(|&lane| self.waiting_in(lane) > 0)?;
-        if least < lane {
+        // Where there is a floor, each lane keeps one.
+        let kept = usize::from(self.floor > 0);
+        let mut less = all_lanes().take_while(|less| *less < lane);
+        if let Some(least) = less.find(|&lane| self.waiting_in(lane) > kept) {
             return Some(self.served_last((self.largest_backlog(least), least)));
         }
-        if least > lane {
+        if self.waiting_in(lane) == 0 {
             return None;
         }
         let has_own = self.waiting_of_in(newcomer) > 0;
