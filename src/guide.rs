@@ -9,10 +9,13 @@
 //! | [`deploying`] | what goes around it in an axum, tonic or hyper server? |
 //! | [`runbook`] | it is three in the morning: what do I look at, and what do I change? |
 //! | [`promises`] | what can I rely on, and what not? |
+//! | [`questions`] | is it slower, what if it is wrong, can I turn it off? |
+//! | [`migration`] | how do I come from tower's limit, `tower_governor`, tower-resilience or Envoy? |
 //! | [`comparison`] | what do tower and others do? |
 //! | [`decisions`] | why is it as it is? |
+//! | [`glossary`] | what do the words mean? |
 //!
-//! Numbers in these pages are measured. *lab* is `cargo run --release --example overload_lab`, by the name of
+//! Numbers in these pages are measured. *lab* is `cargo run --release -p overload_lab`, by the name of
 //! its scenario: it repeats exactly. *bench* is a group of `cargo bench`, with the figures in
 //! `benches/README.md`. *test* is a file in `tests/`, which fails if the number no longer holds.
 
@@ -41,6 +44,9 @@ pages! {
     deploying: "deploying.md";
     runbook: "runbook.md";
     promises: "promises.md";
+    questions: "questions.md";
+    migration: "migration.md";
     comparison: "comparison.md";
     decisions: "decisions.md";
+    glossary: "glossary.md";
 }
