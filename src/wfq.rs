@@ -181,10 +181,11 @@ impl<E, H> WfqLayer<E, H> {
         self.extract(|extract| WithPriority { extract, priority })
     }
 
-    /// When nobody waits for a request's answer any more: it is rejected then, with
-    /// [`Reason::Deadline`](crate::Reason::Deadline), and not sent if it could not be done by then. `deadline` is a
-    /// `Fn(&Request) -> Option<Deadline>`. Without it, that is what HTTP requests say of it, if an
-    /// [extractor](ExtractTenant) for HTTP finds the tenant.
+    /// Requests have deadlines: a request that waits is rejected when its deadline passes, with
+    /// [`Reason::Deadline`](crate::Reason::Deadline), and is not sent if it could not be done by then. `deadline` is an
+    /// [`ExtractDeadline`](crate::deadline::ExtractDeadline), such as [`FromRequest`](crate::deadline::FromRequest) for HTTP,
+    /// or a `Fn(&Request) -> Option<Deadline>`. Without it, HTTP requests have deadlines if an
+    /// [extractor](ExtractTenant) for HTTP finds the tenant, and others have none.
     pub fn deadline<D>(self, deadline: D) -> WfqLayer<WithDeadline<E, D>, H> {
         self.extract(|extract| WithDeadline { extract, deadline })
     }
