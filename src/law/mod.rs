@@ -11,6 +11,8 @@ pub(crate) mod failure_window;
 pub(crate) mod fair_queue;
 pub(crate) mod gradient2;
 pub(crate) mod heap;
+#[cfg(feature = "fleet")]
+pub(crate) mod lease;
 pub(crate) mod levels;
 pub(crate) mod limit;
 pub(crate) mod netflix_vegas;

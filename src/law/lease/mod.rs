@@ -1,0 +1,177 @@
+//! One token bucket for many nodes, of which each holds a few of its tokens: reserved leases.
+//!
+//! The server keeps one number per limit, the *theoretical arrival time* (TAT) of GCRA: the time until which tokens are
+//! spent, in microseconds of its own clock. A bucket of burst `B` at one token per `T` holds tokens as long as the TAT is
+//! less than `B · T` ahead of now. A node asks for several tokens at once. They lie one after the other on the server's
+//! time line, the first of them at
+//!
+//! ```text
+//! base  = max(TAT, now)
+//! first = base + T − B · T          then TAT' = base + want · T
+//! ```
+//!
+//! which may be in the past, so that the first tokens are due already, or up to a horizon `H` in the future. The node
+//! spends each token when it is due, not before. So in any window `w` at most `B + R · w` tokens fall due for the whole
+//! fleet. What the fleet spends can exceed that only by tokens that fell due before the window and were still held.
+//! Those are at most what was granted within the horizon and the time to live: `R · (H + TTL)`.
+//!
+//! If the first token is further away than `H`, nothing is granted and nothing is written: the node is told when its
+//! token would be due, and asks again no earlier than `H` before. So nodes queue on the time line in the order in which
+//! they asked, and how many calls are made does not grow with the overload.
+//!
+//! [`grant`] is what the script on the server computes (`lease.lua`; a property compares the two on a real server), in
+//! integers that doubles hold exactly. What `want` tokens cost is rounded up and how much may be saved up is rounded
+//! down, so that rounding never adds a token; it takes less than a microsecond for each call.
+//!
+//! [`node`] is the other side: what a node holds, when it asks, for how much, and what it does without an answer.
+
+pub(crate) mod node;
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests;
+
+use crate::Rate;
+
+/// As far ahead as a TAT may lie, and as much as a call may cost, in microseconds: some 100 years. With the time since 1970
+/// the sum of three of them stays below 2^53 until the year 2050, and a double holds it exactly.
+const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000 / 2;
+
+/// A rate, in the server's unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    count: u64,
+    /// In nanoseconds.
+    period: u64,
+    burst: u64,
+}
+
+impl Terms {
+    pub(crate) fn new(rate: &Rate) -> Self {
+        Self {
+            count: rate.count(),
+            // A `Rate` has seen to it that it fits.
+            period: u64::try_from(rate.period().as_nanos()).unwrap_or(u64::MAX),
+            burst: rate.burst_size(),
+        }
+    }
+
+    /// What so many tokens cost, in microseconds: how far they move the TAT.
+    pub(crate) fn cost(&self, tokens: u64) -> u64 {
+        let nanos = u128::from(tokens) * u128::from(self.period);
+        let micros = nanos.div_ceil(u128::from(self.count) * 1000);
+        u64::try_from(micros).map_or(LONGEST, |micros| micros.clamp(1, LONGEST))
+    }
+
+    /// How far the TAT may be ahead.
+    fn depth(&self) -> u64 {
+        let nanos = u128::from(self.burst) * u128::from(self.period);
+        let micros = nanos / (u128::from(self.count) * 1000);
+        u64::try_from(micros).map_or(LONGEST, |micros| micros.min(LONGEST))
+    }
+
+    /// How long after a token the next one is due, in nanoseconds.
+    pub(crate) fn step(&self) -> i64 {
+        i64::try_from(self.period.div_ceil(self.count)).unwrap_or(i64::MAX)
+    }
+
+    /// How many tokens come in so many nanoseconds.
+    pub(crate) fn tokens_in(&self, nanos: u64) -> u64 {
+        let tokens = u128::from(nanos) * u128::from(self.count) / u128::from(self.period);
+        u64::try_from(tokens).unwrap_or(u64::MAX)
+    }
+
+    /// A call for so many tokens, the first of them due within this time, in nanoseconds.
+    pub(crate) fn ask(&self, want: u64, horizon: u64) -> Ask {
+        let horizon = (horizon / 1000).min(LONGEST);
+        Ask {
+            cost: self.cost(want),
+            step: self.cost(1),
+            depth: self.depth(),
+            horizon,
+        }
+    }
+}
+
+/// The arguments of the script, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    /// What the tokens that are asked for cost together.
+    pub(crate) cost: u64,
+    /// What one costs.
+    pub(crate) step: u64,
+    /// What all that may be saved up cost.
+    pub(crate) depth: u64,
+    /// How long after now the first may be due.
+    pub(crate) horizon: u64,
+}
+
+impl Ask {
+    pub(crate) fn args(&self) -> [i64; 4] {
+        // All are at most `LONGEST`.
+        [self.cost, self.step, self.depth, self.horizon].map(|micros| micros as i64)
+    }
+
+    pub(crate) fn from_args(args: &[i64]) -> Option<Self> {
+        let micros = |arg: i64| u64::try_from(arg).ok().filter(|micros| *micros <= LONGEST);
+        match *args {
+            [cost, step, depth, horizon] => Some(Self {
+                cost: micros(cost)?,
+                step: micros(step)?,
+                depth: micros(depth)?,
+                horizon: micros(horizon)?,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// The answer of the script, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) granted: bool,
+    /// How long after the answer the first token is due, or would have been; below zero if it was due before.
+    pub(crate) first: i64,
+    /// How far ahead the TAT is.
+    pub(crate) ahead: i64,
+}
+
+impl Answer {
+    pub(crate) fn numbers(&self) -> [i64; 3] {
+        [self.granted.into(), self.first, self.ahead]
+    }
+
+    /// `None` if that is no answer of the script.
+    pub(crate) fn from_numbers(numbers: &[i64]) -> Option<Self> {
+        let most = 4 * LONGEST as i64;
+        match *numbers {
+            [granted @ (0 | 1), first, ahead]
+                if first.abs() <= most && (0..=most).contains(&ahead) =>
+            {
+                Some(Self {
+                    granted: granted == 1,
+                    first,
+                    ahead,
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What the script does with a TAT at `now`, in microseconds since 1970: the new TAT if it grants, and the answer. A limit
+/// that was never used has the TAT 0.
+///
+/// A TAT that no grant of this rate can have made counts as the furthest that one can: a server whose clock was set back,
+/// or a replica whose clock is behind, would refuse for as long as the clocks differ.
+pub(crate) fn grant(tat: u64, now: u64, ask: &Ask) -> (Option<u64>, Answer) {
+    let furthest = now + ask.depth + ask.horizon + ask.cost;
+    let base = tat.max(now).min(furthest);
+    let first = base as i64 + ask.step as i64 - ask.depth as i64 - now as i64;
+    let granted = first <= ask.horizon as i64;
+    let after = if granted { base + ask.cost } else { base };
+    let answer = Answer {
+        granted,
+        first,
+        ahead: (after - now) as i64,
+    };
+    (granted.then_some(after), answer)
+}
