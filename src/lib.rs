@@ -124,6 +124,8 @@ mod config_error;
 pub mod connection_limit;
 pub mod deadline;
 pub mod edge;
+#[cfg(all(feature = "fleet", not(all(test, backpressure_loom))))]
+pub mod fleet;
 mod gate;
 #[cfg(any(doc, doctest))]
 pub mod guide;
@@ -162,6 +164,11 @@ pub use config_error::ConfigError;
 pub use connection_limit::ConnectionLimit;
 pub use deadline::Deadline;
 pub use edge::{Edge, edge};
+#[cfg(all(feature = "fleet", not(all(test, backpressure_loom))))]
+pub use fleet::{
+    Fleet, concurrency_limit::FleetConcurrencyLimitLayer,
+    keyed_rate_limit::FleetKeyedRateLimitLayer, rate_limit::FleetRateLimitLayer,
+};
 pub use gate::{
     aside::Waited, bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits,
 };

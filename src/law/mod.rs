@@ -3,6 +3,8 @@
 pub(crate) mod aimd;
 #[cfg(feature = "retry")]
 pub(crate) mod backoff;
+#[cfg(feature = "fleet")]
+pub(crate) mod block;
 pub(crate) mod breaker;
 pub(crate) mod codel;
 pub(crate) mod drain_rate;

@@ -85,6 +85,13 @@ impl Law {
     }
 }
 
+impl Law {
+    /// The most that is ever there at once.
+    pub(crate) fn burst(&self) -> u64 {
+        self.terms.burst
+    }
+}
+
 /// Tokens in a row: the next one is due then, and each other a step later.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lease {
@@ -285,12 +292,22 @@ impl Node {
         self.held.iter().map(|lease| lease.left).sum()
     }
 
-    /// Whether a call would be of use. It is decided by [`call`](Self::call); this is for those in a hurry.
+    /// Whether it is worth to ask [`wants_call`](Self::wants_call), for those in a hurry.
     #[inline]
     pub(crate) fn may_call(&self, now: u64) -> bool {
-        !self.calling
-            && (self.short > 0 || self.held[0].left <= self.low)
+        (self.held[0].left <= self.low || self.short > 0)
+            && !self.calling
             && now as i64 >= self.quiet_until
+    }
+
+    /// Whether a call would be of use: less is held than is wanted at once, no more than half of a lease, or there was no
+    /// answer last time.
+    pub(crate) fn wants_call(&self, now: u64, waiting: u64) -> bool {
+        let left = self.left();
+        let short = left < waiting.max(self.short);
+        let low = self.low > 0 && left <= self.low;
+        let may = !self.calling && now as i64 >= self.quiet_until && self.held[1].left == 0;
+        may && (short || low || self.away)
     }
 
     /// Asks for tokens, if it needs any, and may. Those who wait are patient for so long.
@@ -303,14 +320,11 @@ impl Node {
     ) -> Option<Call> {
         let (at, now) = (now as i64, now as i64);
         self.tidy(now);
-        if self.calling || now < self.quiet_until || self.held[1].left > 0 {
+        if !self.wants_call(now as u64, waiting.tokens) {
             return None;
         }
         let left = self.left();
         let needs = waiting.tokens.max(self.short);
-        if left >= needs && (left > self.low || self.low == 0) {
-            return None;
-        }
         let crowded = law.most.div_ceil(CROWDED);
         let most = if self.crowded { crowded } else { law.most };
         let at_once = waiting.first.max(self.short).max(1);
@@ -419,11 +433,21 @@ impl Node {
     pub(crate) fn look_again(&self, law: &Law, now: u64, first: u64) -> u64 {
         let wait = self.wait(law, now, 0, first);
         let at = wait.map_or(u64::MAX, |wait| now.saturating_add(wait));
-        let quiet = self.quiet_until.max(0) as u64;
+        let quiet = self.quiet_until();
         match self.calling || quiet <= now {
             true => at,
             false => at.min(quiet),
         }
+    }
+
+    /// No call is made before this.
+    pub(crate) fn quiet_until(&self) -> u64 {
+        self.quiet_until.max(0) as u64
+    }
+
+    /// Whether everything is refused until there is an answer.
+    pub(crate) fn is_closed(&self, law: &Law) -> bool {
+        self.away && law.fallback == Fallback::Closed
     }
 
     /// How many tokens are there.
