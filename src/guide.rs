@@ -8,6 +8,7 @@
 //! | [`deploying`] | what goes around it in an axum, tonic or hyper server? |
 //! | [`runbook`] | it is three in the morning: what do I look at, and what do I change? |
 //! | [`promises`] | what can I rely on, and what not? |
+//! | [`fleet`] | what does a limit that replicas share promise and cost, and what when its server is away? |
 //! | [`comparison`] | what do tower and others do? |
 //! | [`decisions`] | why is it as it is? |
 //!
@@ -39,6 +40,7 @@ pages! {
     deploying: "deploying.md";
     runbook: "runbook.md";
     promises: "promises.md";
+    fleet: "fleet.md";
     comparison: "comparison.md";
     decisions: "decisions.md";
 }

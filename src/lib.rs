@@ -42,6 +42,7 @@
 //! | each tenant to get its share, whatever others ask for | [`WfqLayer`] outside the limit |
 //! | a burst to wait, but no queue to stand | [`CoDelLayer`] between the queue and the limit |
 //! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
+//! | one rate, or one number of requests at once, for all replicas together | `Fleet` (feature `redis`) |
 //! | a queue inside the process that cannot grow without end, and that says how full it is | [`channel`] |
 //! | to know when a request came | [`SubmittedAtLayer`] outside everything |
 //! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
@@ -68,17 +69,19 @@
 //!   in time, one second by default; in the other layers if you ask for it.
 //! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a readied
 //!   service is dropped.
-//! - **Nothing is spawned** (but to say goodbye to a WebSocket, and what waits [on trial](shadow)), nothing is allocated for a request that
+//! - **Nothing is spawned** (but to say goodbye to a WebSocket, what waits [on trial](shadow), and a fleet's calls to its server), nothing is allocated for a request that
 //!   is accepted (but for the stamp of a [`SubmittedAtLayer`]), and no unsafe code is used.
 //!
 //! # Features
 //! | feature | adds |
 //! | --- | --- |
 //! | `axum` | `ConnectionLimit` is a listener for `axum::serve`, and [`PeerAddr`] its connect info |
+//! | `fleet` | `Fleet`: limits that replicas share, by a server of yours (a trait of one function), or in memory for tests |
 //! | `hyper` | `submitted_at::StampDecoded`: stamps a request at the moment hyper has decoded it |
 //! | `metrics` | `observe::Metrics`: the numbers of all layers, for Prometheus and for the `metrics` crate |
 //! | `net` | `ConnectionLimit`: no more connections are accepted than may be open |
 //! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
+//! | `redis` | that server is Redis or Valkey. MSRV 1.88 with redis 1.4 or later; cargo takes redis 1.1 for Rust 1.85 |
 //! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |
 //! | `serde` | [`config`]s are read from TOML, JSON and the like, with units: `"100ms"`, `"500/s"` |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |

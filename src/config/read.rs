@@ -8,14 +8,14 @@ use std::{
 
 use serde::de::{Deserialize, Deserializer, Error};
 
+#[cfg(feature = "fleet")]
+use super::FleetConfig;
 use super::{
     AdaptiveConcurrencyConfig, ConcurrencyLimitConfig, EdgeConfig, KeyedCircuitBreakerConfig,
     KeyedConcurrencyLimitConfig, KeyedRateLimitConfig, Law, RateLimitConfig, SaturationConfig,
     given::{Fields, Given, Value},
     schema::{self, Field, Pair, Schema},
 };
-#[cfg(feature = "fleet")]
-use super::FleetConfig;
 #[cfg(feature = "fleet")]
 use crate::fleet::Fallback;
 use crate::{

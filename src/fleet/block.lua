@@ -26,12 +26,12 @@ local left = limit
 for i, wants in ipairs(less) do
     left = left - math.min(wants, math.floor(left / (#less - i + 2 + rest)))
 end
-local share = math.floor(left / (rest + 1))
-local held = math.min(math.max(limit - others, 0), math.max(running, math.min(want, share)))
+local target = math.min(want, math.floor(left / (rest + 1)))
+local held = math.min(math.max(limit - others, 0), math.max(running, target))
 if held == 0 and want == 0 then
     redis.call('HDEL', KEYS[1], node)
 else
     redis.call('HSET', KEYS[1], node, string.format('%.0f:%.0f:%.0f', held, want, now + life))
     redis.call('PEXPIRE', KEYS[1], math.ceil(life / 1000) + 1)
 end
-return {held, others, nodes}
+return {held, target, nodes}

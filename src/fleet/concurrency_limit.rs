@@ -23,7 +23,7 @@
 //!
 //! # Behavior
 //! This node holds a block of the permits, and is a [`ConcurrencyLimitLayer`](crate::concurrency_limit) with that limit. A task
-//! renews the block every second, and asks for as many as are in use and waited for, and a quarter more. When more are
+//! renews the block every second, and asks for as many as are in use and a quarter more, or twice as many while somebody waits. When more are
 //! wanted than there are, each node gets a fair share of them: nodes with fewer requests what they want, the others equal
 //! parts of the rest. A node that has none gets its share within the second in which the others renew theirs.
 //!
@@ -81,11 +81,14 @@ use crate::{
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering::Relaxed, lock},
 };
 
-/// A node that needs more permits than it has asks again after this time, rather than once a renewal.
-const ASK_AGAIN: u64 = 50_000_000;
+/// A node that needs more permits than it has asks again after this time, rather than once a renewal, …
+const ASK_AGAIN: u64 = 100_000_000;
 
-/// A permit that is free for newcomers for each so many in use.
-const SPARE: u64 = 4;
+/// … or after this, if it was given more the last time.
+const ASK_SOON: u64 = 10_000_000;
+
+/// A permit that is free for newcomers for each so many in use. Where somebody waits it asks for twice as many.
+const SPARE: usize = 4;
 
 /// What a limit is made from.
 pub(super) struct Shared {
@@ -388,7 +391,13 @@ impl Blocked {
         };
         state.tasked = true;
         drop(state);
-        runtime.spawn(Task { blocked: me, ended: false }.run());
+        runtime.spawn(
+            Task {
+                blocked: me,
+                ended: false,
+            }
+            .run(),
+        );
     }
 
     fn fall_back(&self) {
@@ -404,9 +413,14 @@ impl Blocked {
     /// How many permits are in use, and how many it would like.
     fn needs(&self) -> (u64, u64) {
         let (in_use, _) = self.gate.load_now();
-        let needs = (in_use + self.gate.waiting()) as u64;
-        let spare = needs.div_ceil(SPARE);
-        (in_use as u64, (needs + spare).min(self.limit.load(Relaxed) as u64))
+        let waiting = self.gate.waiting();
+        let needs = in_use + waiting;
+        let spare = match waiting {
+            0 => needs.div_ceil(SPARE),
+            _ => needs,
+        };
+        let most = self.limit.load(Relaxed);
+        (in_use as u64, needs.saturating_add(spare).min(most) as u64)
     }
 }
 
@@ -418,7 +432,7 @@ struct Task {
 
 impl Task {
     async fn run(mut self) {
-        let mut recent = 0;
+        let (mut recent, mut before) = (0, 0);
         let mut revives = Reviving(None);
         loop {
             let blocked = &self.blocked;
@@ -427,15 +441,21 @@ impl Task {
             let want = needs.max(recent);
             recent = needs;
             let sent = blocked.now();
+            let mut again = ASK_AGAIN;
             let next = match self.renew(in_use, want).await {
-                Ok(block) => {
+                Ok(Block { held, target, .. }) => {
                     revives.0 = None;
-                    let held = usize::try_from(block.held).unwrap_or(usize::MAX);
-                    self.blocked.hold(held, sent.saturating_add(LIFE));
+                    let permits = usize::try_from(held.min(target)).unwrap_or(usize::MAX);
+                    self.blocked.hold(permits, sent.saturating_add(LIFE));
                     if want == 0 && held == 0 && self.end() {
                         return;
                     }
-                    sent.saturating_add(RENEW)
+                    if held > before {
+                        again = ASK_SOON;
+                    }
+                    before = held;
+                    // What is above its share is waited for by others.
+                    sent.saturating_add(if held > target { ASK_AGAIN } else { RENEW })
                 }
                 Err(NoAnswer { until }) => {
                     let link = &self.blocked.shared.link;
@@ -456,12 +476,18 @@ impl Task {
             if Arc::strong_count(&self.blocked) == 1 {
                 return; // nobody has the limit any more
             }
-            self.wait(next, sent.saturating_add(ASK_AGAIN)).await;
+            self.wait(next, sent.saturating_add(again)).await;
         }
     }
 
     async fn renew(&self, in_use: u64, want: u64) -> Result<Block, NoAnswer> {
-        let Shared { link, key, timeout, node, .. } = &self.blocked.shared;
+        let Shared {
+            link,
+            key,
+            timeout,
+            node,
+            ..
+        } = &self.blocked.shared;
         let renewal = Renewal {
             node: *node,
             in_use,

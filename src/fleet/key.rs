@@ -92,7 +92,9 @@ pub(super) fn of_client(prefix: &str, limit: &str, client: &[u8]) -> Box<[u8]> {
 
 /// The key of those that a node has no room to tell apart.
 pub(super) fn of_overflow(prefix: &str, limit: &str, number: usize) -> Box<[u8]> {
-    format!("{prefix}:{{{limit}:#overflow-{number}}}").into_bytes().into()
+    format!("{prefix}:{{{limit}:#overflow-{number}}}")
+        .into_bytes()
+        .into()
 }
 
 /// A part of a key that an operator chooses.
@@ -117,7 +119,10 @@ mod tests {
 
     #[test]
     fn a_plain_client_can_be_read_on_the_server() {
-        assert_eq!(client(b"alice@example.org"), "app:{quota:alice@example.org}");
+        assert_eq!(
+            client(b"alice@example.org"),
+            "app:{quota:alice@example.org}"
+        );
         let address: IpAddr = "2001:db8::1".parse().unwrap();
         assert_eq!(client(&address.bytes()), "app:{quota:2001:db8::1}");
         assert_eq!(client(&42u64.bytes()), "app:{quota:42}");
@@ -127,13 +132,26 @@ mod tests {
     fn any_other_is_hashed_and_cannot_choose_the_tag_or_be_taken_for_another() {
         let long = vec![b'a'; 10_000];
         let hostile: [&[u8]; 9] = [
-            b"a}b", b"{", b"a b", b"\xff\xfe", b"a\r\nDEL x", "\u{e9}".as_bytes(), &long, &long[..65], b"#1",
+            b"a}b",
+            b"{",
+            b"a b",
+            b"\xff\xfe",
+            b"a\r\nDEL x",
+            "\u{e9}".as_bytes(),
+            &long,
+            &long[..65],
+            b"#1",
         ];
         let mut names: Vec<_> = hostile.iter().map(|bytes| client(bytes)).collect();
         for name in &names {
-            let hash = name.strip_prefix("app:{quota:#").and_then(|rest| rest.strip_suffix('}'));
+            let hash = name
+                .strip_prefix("app:{quota:#")
+                .and_then(|rest| rest.strip_suffix('}'));
             let hash = hash.expect("it is hashed");
-            assert!(hash.len() == 40 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{name}");
+            assert!(
+                hash.len() == 40 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()),
+                "{name}"
+            );
         }
         names.extend([client(b""), client(&long[..64]), client(b"1")]);
         names.sort();
@@ -146,7 +164,10 @@ mod tests {
         assert!(check("name", "shop:eu/orders-1").is_ok());
         for bad in ["", "a b", "{a}", "é", &"a".repeat(65)] {
             let error = check("name", bad).unwrap_err().to_string();
-            assert!(error.starts_with("name must be 1 to 64 of the characters"), "{error}");
+            assert!(
+                error.starts_with("name must be 1 to 64 of the characters"),
+                "{error}"
+            );
         }
     }
 }

@@ -270,7 +270,9 @@ impl Waiter for ForLease {
         let this = self.get_mut();
         if !this.held {
             ready!(this.claim.poll(cx));
-            this.claim.take()?;
+            if let Err(rejection) = this.claim.take() {
+                return Poll::Ready(Err(rejection));
+            }
             this.held = true;
         }
         ready!(inner.poll_ready(cx)).map_err(Into::into)?;
@@ -383,9 +385,15 @@ impl Keys {
     fn each(&self, mut visit: impl FnMut(&Leased)) {
         for shard in &self.shards {
             let shard = lock(shard);
-            shard.keys.values().chain(&shard.overflow).for_each(|leased| visit(leased));
+            shard
+                .keys
+                .values()
+                .chain(&shard.overflow)
+                .for_each(|leased| visit(leased));
         }
-        lock(&self.anonymous).iter().for_each(|leased| visit(leased));
+        lock(&self.anonymous)
+            .iter()
+            .for_each(|leased| visit(leased));
     }
 
     fn counts(&self) -> Counts {
@@ -482,7 +490,10 @@ impl Handle {
     pub fn tokens<K: FleetKey + ?Sized>(&self, key: &K) -> u64 {
         let fingerprint = self.keys.fingerprints.of(key);
         let shard = lock(&self.keys.shards[fingerprint.middle() % SHARDS]);
-        shard.keys.get(&fingerprint).map_or(0, |leased| leased.tokens())
+        shard
+            .keys
+            .get(&fingerprint)
+            .map_or(0, |leased| leased.tokens())
     }
 }
 

@@ -369,6 +369,11 @@ impl Task {
         let patience = self.leased.common.patience();
         let slow = &mut *lock(&self.leased.slow);
         let waiting = slow.waiting();
+        let waited = slow
+            .queue
+            .oldest()
+            .map_or(0, |since| now.saturating_sub(since));
+        let patience = patience.saturating_sub(waited);
         if !calling {
             let law = Arc::clone(&slow.law);
             if let Some(call) = slow.node.call(&law, now, waiting, patience) {
@@ -483,7 +488,9 @@ impl Limiter for Leased {
         let now = self.now();
         let mut locked = lock(&self.slow);
         let slow = &mut *locked;
-        let takes = if slow.queue.is_empty() {
+        let takes = if n > slow.law.burst() {
+            return false; // there are never so many
+        } else if slow.queue.is_empty() {
             slow.node.take(&slow.law, now, n)
         } else {
             slow.node.wanted(now, n);
@@ -519,6 +526,7 @@ impl Limiter for Leased {
             return Entered::Refused(Reason::QueueFull);
         }
         slow.demand = slow.demand.saturating_add(n);
+        slow.node.waits();
         let ticket = slow.queue.push(waker, now, Wanted { n, since: now });
         let start = self.work(slow, now);
         if !start {

@@ -152,7 +152,11 @@ impl Link {
         let until = self.end(generation, ended, within);
         match answer {
             Some((answer, granted)) => {
-                let count = if granted { &self.granted } else { &self.refused };
+                let count = if granted {
+                    &self.granted
+                } else {
+                    &self.refused
+                };
                 count.fetch_add(1, Relaxed);
                 Ok(answer)
             }
@@ -203,7 +207,10 @@ impl Link {
     pub(super) fn snapshot(&self) -> Snapshot {
         let locked = lock(&self.breaker); // the two times belong together
         let away = self.away.load(Relaxed);
-        let since = self.clock.nanos().saturating_sub(self.away_since.load(Relaxed));
+        let since = self
+            .clock
+            .nanos()
+            .saturating_sub(self.away_since.load(Relaxed));
         let present = if away { since } else { 0 };
         let before = self.away_for.load(Relaxed);
         drop(locked);

@@ -19,7 +19,7 @@ use crate::{
 /// A [`Store`] in this process, which computes what the scripts do: for tests, and to try things out without a server.
 ///
 /// Clones are the same store. It goes by a [`Clock`], so under `tokio::time::pause` its time is the test's. What was
-/// stored is kept, so it is not for millions of keys.
+/// stored is forgotten when there is nothing left to know of it, as on a server.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     state: Arc<Mutex<State>>,
@@ -29,7 +29,19 @@ pub struct Memory {
 #[derive(Default)]
 struct State {
     tats: HashMap<Vec<u8>, u64>,
+    /// What is full again is forgotten when there are so many.
+    most: usize,
     blocks: HashMap<Vec<u8>, Blocks>,
+}
+
+impl State {
+    fn insert(&mut self, key: &[u8], tat: u64, now: u64) {
+        if self.tats.len() > self.most {
+            self.tats.retain(|_, tat| *tat > now);
+            self.most = 2 * self.tats.len() + 1000;
+        }
+        self.tats.insert(key.into(), tat);
+    }
 }
 
 impl Memory {
@@ -50,10 +62,10 @@ impl Memory {
         match script {
             Script::Lease => {
                 let ask = Ask::from_args(args)?;
-                let tat = state.tats.get(key).copied().unwrap_or(0);
+                let tat = state.tats.get(key).copied();
                 let (after, answer) = lease::grant(tat, now, &ask);
                 if let Some(after) = after {
-                    state.tats.insert(key.into(), after);
+                    state.insert(key, after, now);
                 }
                 Some(answer.numbers())
             }

@@ -83,12 +83,6 @@ use std::{
     time::Duration,
 };
 
-pub use self::{
-    key::FleetKey,
-    link::{Mode, Snapshot},
-    memory::Memory,
-    store::{Run, Script, Store},
-};
 #[cfg(feature = "redis")]
 pub use self::redis::{Reconnecting, Redis};
 use self::{
@@ -97,6 +91,12 @@ use self::{
     leased::{Common, Patience},
     link::Link,
     rate_limit::FleetRateLimitLayer,
+};
+pub use self::{
+    key::FleetKey,
+    link::{Mode, Snapshot},
+    memory::Memory,
+    store::{Run, Script, Store},
 };
 pub use crate::law::lease::node::Fallback;
 use crate::{

@@ -7,7 +7,8 @@
 //! min(what the others leave, max(in use, min(wanted, its fair share)))
 //! ```
 //!
-//! where the shares are max-min fair: who wants less than an equal part gets what it wants, and the others divide the rest.
+//! and admits no more than its fair share from then on, so that what is in use above that comes back as requests end. The
+//! shares are max-min fair: who wants less than an equal part gets what it wants, and the others divide the rest.
 //! So the blocks never add up to more than the limit, a node that wants nothing keeps nothing, and one that has none gets
 //! its share as soon as the others have renewed theirs, which they do without being asked.
 //!
@@ -68,24 +69,24 @@ impl Renewal {
 pub(crate) struct Block {
     /// How many permits the node holds from now on.
     pub(crate) held: u64,
-    /// How many the others hold.
-    pub(crate) others: u64,
+    /// How many it should hold: with those that are in use it may hold more, which it is to give back as they come back.
+    pub(crate) target: u64,
     /// How many nodes there are, this one included.
     pub(crate) nodes: u64,
 }
 
 impl Block {
     pub(crate) fn numbers(&self) -> [i64; 3] {
-        [self.held, self.others, self.nodes].map(|number| number as i64)
+        [self.held, self.target, self.nodes].map(|number| number as i64)
     }
 
     /// `None` if that is no answer of the script.
     pub(crate) fn from_numbers(numbers: &[i64]) -> Option<Self> {
         let number = |number: i64| u64::try_from(number).ok().filter(|number| *number <= MOST);
         match *numbers {
-            [held, others, nodes] => Some(Self {
+            [held, target, nodes] => Some(Self {
                 held: number(held)?,
-                others: number(others)?,
+                target: number(target)?,
                 nodes: number(nodes)?,
             }),
             _ => None,
@@ -107,17 +108,28 @@ struct Entry {
 impl Blocks {
     /// A node renews its block at `now`, in microseconds.
     pub(crate) fn renew(&mut self, now: u64, renewal: &Renewal) -> Block {
-        let Renewal { node, in_use, want, limit, life } = *renewal;
-        self.0.retain(|other, entry| *other != node && entry.ends > now);
+        let Renewal {
+            node,
+            in_use,
+            want,
+            limit,
+            life,
+        } = *renewal;
+        self.0
+            .retain(|other, entry| *other != node && entry.ends > now);
         let others = self.0.values().map(|entry| entry.held).sum();
         let nodes = self.0.len() as u64 + 1;
-        let share = self.share(want, limit);
-        let held = limit.saturating_sub(others).min(in_use.max(want.min(share)));
+        let target = want.min(self.share(want, limit));
+        let held = limit.saturating_sub(others).min(in_use.max(target));
         if held > 0 || want > 0 {
             let ends = now.saturating_add(life);
             self.0.insert(node, Entry { held, want, ends });
         }
-        Block { held, others, nodes }
+        Block {
+            held,
+            target,
+            nodes,
+        }
     }
 
     /// What is left for one that wants so much, when those that want no more were given theirs.
@@ -142,7 +154,13 @@ mod tests {
     use super::*;
 
     fn renewal(node: u64, in_use: u64, want: u64) -> Renewal {
-        Renewal { node, in_use, want, limit: 20, life: 3 }
+        Renewal {
+            node,
+            in_use,
+            want,
+            limit: 20,
+            life: 3,
+        }
     }
 
     #[test]
@@ -159,7 +177,11 @@ mod tests {
         ] {
             let mut blocks = Blocks::default();
             for (node, want) in wants.iter().enumerate() {
-                let entry = Entry { held: 0, want: *want, ends: 1 };
+                let entry = Entry {
+                    held: 0,
+                    want: *want,
+                    ends: 1,
+                };
                 blocks.0.insert(node as u64, entry);
             }
             assert_eq!(blocks.share(mine, 20), share, "{wants:?} {mine}");
@@ -183,7 +205,7 @@ mod tests {
         assert_eq!(blocks.renew(0, &renewal(1, 20, 20)).held, 20);
         assert_eq!(blocks.renew(2, &renewal(2, 0, 20)).held, 0);
         let block = blocks.renew(3, &renewal(2, 0, 20));
-        assert_eq!((block.held, block.others, block.nodes), (20, 0, 1));
+        assert_eq!((block.held, block.target, block.nodes), (20, 20, 1));
     }
 
     proptest! {

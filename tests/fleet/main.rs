@@ -1,14 +1,23 @@
 //! Limits that a fleet shares: against a real server, with nodes in processes of their own.
 
 mod faults;
+mod keyed;
 mod load;
+mod memory;
 mod nodes;
+mod permits;
 mod server;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Tests with many processes run one at a time: they are about rates, and the machine may have two processors.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+static MACHINE: RwLock<()> = RwLock::new(());
+
+/// Tests of how much passes run one at a time: the machine may have two processors.
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tests that mostly wait may run at the same time.
+fn with_others() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,7 +21,7 @@ use super::server::Server;
 const NODE: &str = "BACKPRESSURE_FLEET_NODE";
 
 /// No request waits longer than this.
-const MAX_WAIT: Duration = Duration::from_millis(100);
+pub(crate) const MAX_WAIT: Duration = Duration::from_millis(100);
 
 /// What a fleet is asked for.
 #[derive(Clone, Copy)]
@@ -55,9 +55,14 @@ pub(crate) struct NodeOutcome {
 }
 
 /// The time on all nodes alike. They do not look at it otherwise.
-#[allow(clippy::disallowed_methods, reason = "several processes have no other clock in common")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "several processes have no other clock in common"
+)]
 fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later")
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("it is later")
 }
 
 /// Nodes that run.
@@ -84,9 +89,15 @@ impl Load {
         let start = since_1970() + Duration::from_millis(500 + 50 * self.nodes as u64);
         let nodes = (0..self.nodes).map(|node| {
             let file = env::temp_dir().join(format!("fleet-{}-{run}-{node}", std::process::id()));
-            let Self { rate, burst, millis, nodes, .. } = self;
+            let Self {
+                rate,
+                burst,
+                millis,
+                nodes,
+                ..
+            } = self;
             let told = format!(
-                "{} {rate} {burst} {nodes} {} {} {millis} {}",
+                "{} {node} {rate} {burst} {nodes} {} {} {millis} {}",
                 server.url(),
                 self.of_node(node),
                 start.as_micros(),
@@ -146,8 +157,14 @@ impl NodeOutcome {
     fn read(file: &PathBuf) -> Self {
         let text = fs::read_to_string(file).expect("the node has written it");
         let mut outcome = Self::default();
-        for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-            let numbers: Vec<u64> = line[1..].split_whitespace().map(|it| it.parse().unwrap()).collect();
+        for line in text
+            .split_inclusive('\n')
+            .filter(|line| line.ends_with('\n'))
+        {
+            let numbers: Vec<u64> = line[1..]
+                .split_whitespace()
+                .map(|it| it.parse().unwrap())
+                .collect();
             match (&line[..1], &*numbers) {
                 ("m", [milli, count]) => outcome.by_milli.push((*milli, *count)),
                 ("s", [offered, admitted, calls, longest, changes, shared]) => {
@@ -185,12 +202,20 @@ impl Outcome {
 
     /// Of what may be admitted, the share that was.
     pub(crate) fn of_allowed(&self) -> f64 {
-        let Load { rate, burst, millis, .. } = self.load;
+        let Load {
+            rate,
+            burst,
+            millis,
+            ..
+        } = self.load;
         self.admitted() as f64 / (rate as f64 * millis as f64 / 1000.0 + burst as f64)
     }
 
     pub(crate) fn jain_from(&self, first: usize) -> f64 {
-        let admitted: Vec<f64> = self.nodes[first..].iter().map(|node| node.admitted as f64).collect();
+        let admitted: Vec<f64> = self.nodes[first..]
+            .iter()
+            .map(|node| node.admitted as f64)
+            .collect();
         let sum: f64 = admitted.iter().sum();
         let squares: f64 = admitted.iter().map(|admitted| admitted * admitted).sum();
         sum * sum / squares / admitted.len() as f64
@@ -242,7 +267,9 @@ impl Outcome {
 #[test]
 fn this_is_a_node_if_it_was_started_as_one() {
     if let Ok(told) = env::var(NODE) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         runtime.expect("it builds").block_on(node(&told));
     }
 }
@@ -253,25 +280,38 @@ async fn node(told: &str) {
     let mut told = told.split(' ');
     let mut next = || told.next().expect("it was told all");
     let url = next();
-    let rate = Rate::new(next().parse().unwrap(), Duration::from_secs(1), next().parse().unwrap());
+    let node: f64 = next().parse().unwrap();
+    let rate = Rate::new(
+        next().parse().unwrap(),
+        Duration::from_secs(1),
+        next().parse().unwrap(),
+    );
     let nodes = next().parse().unwrap();
+    let phase = (node + 1.0) / f64::from(nodes); // they do not all send at the same moment
     let per_second: f64 = next().parse().unwrap();
     let start = Duration::from_micros(next().parse().unwrap());
     let end = Duration::from_millis(next().parse().unwrap());
     let mut file = fs::File::create(next()).expect("a file");
 
     let fleet = Fleet::redis(url, nodes).expect("a server");
-    let limit = fleet.rate_limit("orders", rate.expect("a rate")).max_wait(MAX_WAIT);
+    let limit = fleet
+        .rate_limit("orders", rate.expect("a rate"))
+        .max_wait(MAX_WAIT);
     let handle = limit.handle();
     tokio::time::sleep(start.saturating_sub(since_1970())).await;
 
-    let mut tally = Tally { start, admitted: 0, longest: Duration::ZERO, by_milli: Vec::new() };
+    let mut tally = Tally {
+        start,
+        admitted: 0,
+        longest: Duration::ZERO,
+        by_milli: Vec::new(),
+    };
     let mut waiting = FuturesUnordered::<Waiting>::new();
     let (mut offered, mut told) = (0, 0);
     loop {
         let now = since_1970().saturating_sub(start);
         // Even if this process was not scheduled for a while, as many come as in that time.
-        let due = (now.min(end).as_secs_f64() * per_second) as u64;
+        let due = (now.min(end).as_secs_f64() * per_second + phase) as u64;
         while offered < due {
             offered += 1;
             let since = since_1970();

@@ -26,8 +26,13 @@ impl Server {
             let port = listener.local_addr().expect("it is bound").port();
             drop(listener);
             let Some(child) = spawn(port) else {
-                assert!(env::var_os(REQUIRED).is_none(), "there is no redis-server, and {REQUIRED} is set");
-                eprintln!("SKIPPED: there is no redis-server on the PATH (apt-get install redis-server)");
+                assert!(
+                    env::var_os(REQUIRED).is_none(),
+                    "there is no redis-server, and {REQUIRED} is set"
+                );
+                eprintln!(
+                    "SKIPPED: there is no redis-server on the PATH (apt-get install redis-server)"
+                );
                 return None;
             };
             let server = Self { child, port };
@@ -45,7 +50,8 @@ impl Server {
     fn is_up(&self) -> bool {
         (0..200).any(|_| {
             thread::sleep(Duration::from_millis(10));
-            self.try_command(&["PING"]).is_some_and(|answer| answer.starts_with("+PONG"))
+            self.try_command(&["PING"])
+                .is_some_and(|answer| answer.starts_with("+PONG"))
         })
     }
 
@@ -56,7 +62,9 @@ impl Server {
 
     fn try_command(&self, words: &[&str]) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .ok()?;
         let mut request = format!("*{}\r\n", words.len());
         for word in words {
             request += &format!("${}\r\n{word}\r\n", word.len());
@@ -72,11 +80,13 @@ impl Server {
         signal_to(self.child.id(), signal);
     }
 
-    /// Kills it, and starts another on the same port, after this time.
-    pub(crate) fn restart_after(&mut self, pause: Duration) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it was killed");
-        thread::sleep(pause);
+    }
+
+    /// Another one on the same port.
+    pub(crate) fn restart(&mut self) {
         self.child = spawn(self.port).expect("it was there");
         assert!(self.is_up());
     }
@@ -92,12 +102,26 @@ impl Drop for Server {
 fn spawn(port: u16) -> Option<Child> {
     let port = port.to_string();
     let mut server = Command::new("redis-server");
-    server.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-    server.stdout(Stdio::null()).stderr(Stdio::null()).current_dir(env::temp_dir());
+    server.args([
+        "--port",
+        &port,
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+    ]);
+    server
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .current_dir(env::temp_dir());
     server.spawn().ok()
 }
 
 pub(crate) fn signal_to(process: u32, signal: &str) {
-    let status = Command::new("kill").args([format!("-{signal}"), process.to_string()]).status();
+    let status = Command::new("kill")
+        .args([format!("-{signal}"), process.to_string()])
+        .status();
     assert!(status.expect("there is a kill").success());
 }

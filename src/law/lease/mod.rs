@@ -29,6 +29,7 @@ pub(crate) mod node;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
 
+use self::node::{HORIZON, LEASE};
 use crate::Rate;
 
 /// As far ahead as a TAT may lie, and as much as a call may cost, in microseconds: some 100 years. With the time since 1970
@@ -79,14 +80,18 @@ impl Terms {
         u64::try_from(tokens).unwrap_or(u64::MAX)
     }
 
-    /// A call for so many tokens, the first of them due within this time, in nanoseconds.
-    pub(crate) fn ask(&self, want: u64, horizon: u64) -> Ask {
-        let horizon = (horizon / 1000).min(LONGEST);
+    /// A call for so many tokens, the first of them due within this time, in nanoseconds, by a node that was last told of
+    /// this TAT.
+    pub(crate) fn ask(&self, want: u64, horizon: u64, seen: u64) -> Ask {
+        let depth = self.depth();
         Ask {
             cost: self.cost(want),
             step: self.cost(1),
-            depth: self.depth(),
-            horizon,
+            depth,
+            horizon: (horizon / 1000).min(LONGEST),
+            // A lease is of no more tokens than come in its time, or than are wanted at once.
+            reach: (2 * depth + (HORIZON + 2 * LEASE) / 1000).min(2 * LONGEST),
+            seen,
         }
     }
 }
@@ -102,22 +107,36 @@ pub(crate) struct Ask {
     pub(crate) depth: u64,
     /// How long after now the first may be due.
     pub(crate) horizon: u64,
+    /// No grant leaves the TAT further ahead.
+    pub(crate) reach: u64,
+    /// The TAT that the node was told last; 0 if it never was.
+    pub(crate) seen: u64,
 }
 
 impl Ask {
-    pub(crate) fn args(&self) -> [i64; 4] {
-        // All are at most `LONGEST`.
-        [self.cost, self.step, self.depth, self.horizon].map(|micros| micros as i64)
+    pub(crate) fn args(&self) -> [i64; 6] {
+        let Self {
+            cost,
+            step,
+            depth,
+            horizon,
+            reach,
+            seen,
+        } = *self;
+        // All are far below 2^53.
+        [cost, step, depth, horizon, reach, seen].map(|micros| micros as i64)
     }
 
     pub(crate) fn from_args(args: &[i64]) -> Option<Self> {
-        let micros = |arg: i64| u64::try_from(arg).ok().filter(|micros| *micros <= LONGEST);
+        let micros = |arg: i64| u64::try_from(arg).ok().filter(|micros| *micros < 1 << 53);
         match *args {
-            [cost, step, depth, horizon] => Some(Self {
+            [cost, step, depth, horizon, reach, seen] => Some(Self {
                 cost: micros(cost)?,
                 step: micros(step)?,
                 depth: micros(depth)?,
                 horizon: micros(horizon)?,
+                reach: micros(reach)?,
+                seen: micros(seen)?,
             }),
             _ => None,
         }
@@ -130,26 +149,26 @@ pub(crate) struct Answer {
     pub(crate) granted: bool,
     /// How long after the answer the first token is due, or would have been; below zero if it was due before.
     pub(crate) first: i64,
-    /// How far ahead the TAT is.
-    pub(crate) ahead: i64,
+    /// The TAT from now on.
+    pub(crate) tat: i64,
 }
 
 impl Answer {
     pub(crate) fn numbers(&self) -> [i64; 3] {
-        [self.granted.into(), self.first, self.ahead]
+        [self.granted.into(), self.first, self.tat]
     }
 
     /// `None` if that is no answer of the script.
     pub(crate) fn from_numbers(numbers: &[i64]) -> Option<Self> {
         let most = 4 * LONGEST as i64;
         match *numbers {
-            [granted @ (0 | 1), first, ahead]
-                if first.abs() <= most && (0..=most).contains(&ahead) =>
+            [granted @ (0 | 1), first, tat]
+                if (-most..=most).contains(&first) && (0..1 << 53).contains(&tat) =>
             {
                 Some(Self {
                     granted: granted == 1,
                     first,
-                    ahead,
+                    tat,
                 })
             }
             _ => None,
@@ -157,21 +176,37 @@ impl Answer {
     }
 }
 
-/// What the script does with a TAT at `now`, in microseconds since 1970: the new TAT if it grants, and the answer. A limit
-/// that was never used has the TAT 0.
+/// What the script does at `now`, in microseconds since 1970, with the TAT that it finds, if it finds one: the new TAT if it
+/// grants, and the answer.
 ///
-/// A TAT that no grant of this rate can have made counts as the furthest that one can: a server whose clock was set back,
-/// or a replica whose clock is behind, would refuse for as long as the clocks differ.
-pub(crate) fn grant(tat: u64, now: u64, ask: &Ask) -> (Option<u64>, Answer) {
-    let furthest = now + ask.depth + ask.horizon + ask.cost;
-    let base = tat.max(now).min(furthest);
+/// A key expires when its bucket is full, so one that is not there is a full bucket; or the server has lost its data. Then the
+/// node may know better: it was told a TAT that the server would still have. If that says that tokens were reserved for later
+/// (so others have some, too), the new ones come after the horizon, and nothing is granted twice. If not, what was
+/// granted is due, and a full bucket is one more burst at most.
+///
+/// A TAT that no grant can have left is of a server with another clock, and is taken for the latest that makes sense. It
+/// would be refused for as long as the clocks differ.
+pub(crate) fn grant(tat: Option<u64>, now: u64, ask: &Ask) -> (Option<u64>, Answer) {
+    let latest = now + ask.depth + ask.horizon - ask.step.min(ask.depth);
+    let known = |tat: u64| if tat > now + ask.reach { latest } else { tat };
+    let seen = if ask.seen > now + ask.reach {
+        0
+    } else {
+        ask.seen
+    };
+    let tat = match tat {
+        Some(tat) => known(tat).max(seen),
+        None if seen > now + ask.depth => latest,
+        None => seen,
+    };
+    let base = tat.max(now);
     let first = base as i64 + ask.step as i64 - ask.depth as i64 - now as i64;
     let granted = first <= ask.horizon as i64;
     let after = if granted { base + ask.cost } else { base };
     let answer = Answer {
         granted,
         first,
-        ahead: (after - now) as i64,
+        tat: after as i64,
     };
     (granted.then_some(after), answer)
 }

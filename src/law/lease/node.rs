@@ -34,6 +34,10 @@ pub(crate) const HORIZON: u64 = 3 * LEASE;
 /// How long a lease lives on after its last token was due. A node whose load pauses for no longer loses nothing.
 pub(crate) const TTL: u64 = 1_000_000_000;
 
+/// When the server is back after a while, each node notices within this time. Until then it holds to its own share, so that it
+/// does not spend what others spend who have not noticed yet.
+pub(crate) const RETURN: u64 = 1_500_000_000;
+
 /// Of the tokens that the fleet gets in a lease's time, the share that one node may ask for at once when others ask for
 /// more than there is: 1/4 rather than all. Smaller leases make turns shorter, so that all nodes get theirs within a second
 /// (Jain's index at 10 × the rate, 10 nodes, 5 s: 0.999 rather than 0.96), and calls are rare under overload anyway.
@@ -173,8 +177,8 @@ pub(crate) struct Call {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// The one that is being spent, and the next.
-    held: [Lease; 2],
+    /// The one that is being spent, the next, and one more for somebody who wants more at once than both have.
+    held: [Lease; 3],
     /// It asks for the next lease when no more than so many tokens are left.
     low: u64,
     calling: bool,
@@ -182,6 +186,12 @@ pub(crate) struct Node {
     quiet_until: i64,
     /// When the token would have been due that was refused.
     refused_until: i64,
+    /// The server's TAT, as it was told last.
+    seen: u64,
+    /// All tokens that are due before this are granted to somebody.
+    reserved_until: i64,
+    /// Until then it keeps falling back, although the server answers: others may not have noticed yet.
+    returns_at: Option<i64>,
     /// Whether others ask, too, for more than there is.
     crowded: bool,
     /// As many tokens were wanted at once that were not there, since the last answer.
@@ -189,6 +199,8 @@ pub(crate) struct Node {
     demand: Demand,
     /// Whether it falls back, because it has had no answer.
     away: bool,
+    /// When that began.
+    away_since: i64,
     local: TokenBucket,
     /// Spent without an answer, and not yet paid for.
     owed: u64,
@@ -198,11 +210,14 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new(now: u64) -> Self {
         Self {
-            held: [Lease::default(); 2],
+            held: [Lease::default(); 3],
             low: 0,
             calling: false,
             quiet_until: 0,
             refused_until: 0,
+            seen: 0,
+            reserved_until: 0,
+            returns_at: None,
             crowded: false,
             short: 0,
             demand: Demand {
@@ -210,6 +225,7 @@ impl Node {
                 ..Demand::default()
             },
             away: false,
+            away_since: 0,
             local: TokenBucket::new(now),
             owed: 0,
             lost: 0,
@@ -226,7 +242,16 @@ impl Node {
             lease.spend(1, law.step);
             return true;
         }
-        self.take_slowly(law, now, n)
+        let takes = self.take_slowly(law, now, n);
+        if !takes {
+            self.short = self.short.max(n);
+        }
+        takes
+    }
+
+    /// A request that found nothing waits from now on, and counts among [`Waiting`].
+    pub(crate) fn waits(&mut self) {
+        self.short = 0;
     }
 
     /// A request asks for `n` tokens, but others wait already.
@@ -242,11 +267,14 @@ impl Node {
     #[inline(never)]
     fn take_slowly(&mut self, law: &Law, now: i64, n: u64) -> bool {
         self.tidy(now);
-        let [first, second] = self.held.map(|lease| lease.due(law.step, now));
-        if first + second >= n {
-            let of_first = first.min(n);
-            self.held[0].spend(of_first, law.step);
-            self.held[1].spend(n - of_first, law.step);
+        let due = self.held.map(|lease| lease.due(law.step, now));
+        if due.iter().sum::<u64>() >= n {
+            let mut left = n;
+            for (lease, due) in self.held.iter_mut().zip(due) {
+                let spent = due.min(left);
+                lease.spend(spent, law.step);
+                left -= spent;
+            }
             return true;
         }
         let takes = self.away
@@ -255,10 +283,13 @@ impl Node {
                 Fallback::Open => true,
                 Fallback::Closed => false,
             };
-        match takes {
-            // More than its share of the burst is not saved up at the server in its name.
-            true => self.owed = self.owed.saturating_add(n).min(law.share.burst),
-            false => self.short = self.short.max(n),
+        if takes {
+            // While it is away, no more than its share of the burst is saved up at the server in its name.
+            let most = match self.returns_at {
+                None => law.share.burst,
+                Some(_) => law.terms.burst,
+            };
+            self.owed = self.owed.saturating_add(n).min(most);
         }
         takes
     }
@@ -283,8 +314,9 @@ impl Node {
                 lease.left = 0;
             }
         }
-        if self.held[0].left == 0 {
-            self.held.swap(0, 1);
+        // One that is spent stays where it is until there is another: its last token may be put back.
+        while self.held[0].left == 0 && self.left() > 0 {
+            self.held.rotate_left(1);
         }
     }
 
@@ -304,9 +336,9 @@ impl Node {
     /// answer last time.
     pub(crate) fn wants_call(&self, now: u64, waiting: u64) -> bool {
         let left = self.left();
-        let short = left < waiting.max(self.short);
-        let low = self.low > 0 && left <= self.low;
-        let may = !self.calling && now as i64 >= self.quiet_until && self.held[1].left == 0;
+        let short = left < waiting.max(self.short) && self.held[2].left == 0;
+        let low = self.low > 0 && left <= self.low && self.held[1].left == 0;
+        let may = !self.calling && now as i64 >= self.quiet_until;
         may && (short || low || self.away)
     }
 
@@ -328,19 +360,22 @@ impl Node {
         let crowded = law.most.div_ceil(CROWDED);
         let most = if self.crowded { crowded } else { law.most };
         let at_once = waiting.first.max(self.short).max(1);
-        let want = (self.demand.recent(now))
-            .max(needs - left.min(needs))
-            .min(most)
-            .max(at_once)
-            .saturating_add(self.owed);
+        let wanted = match self.only_pays(law, now) {
+            false => (self.demand.recent(now))
+                .max(needs - left.min(needs))
+                .min(most)
+                .max(at_once),
+            true => u64::from(self.owed == 0),
+        };
+        let want = wanted.saturating_add(self.owed);
         // A single token is for somebody who is here: it is not reserved for longer than they stay.
         let horizon = match want {
-            1 => patience.min(HORIZON),
+            1 => (patience - patience / 8).min(HORIZON), // the answer takes some of it
             _ => HORIZON,
         };
         self.calling = true;
         Some(Call {
-            ask: law.terms.ask(want, horizon),
+            ask: law.terms.ask(want, horizon, self.seen),
             want,
             owed: self.owed,
             horizon: horizon as i64,
@@ -360,11 +395,14 @@ impl Node {
     ) {
         let now = now as i64;
         self.calling = false;
-        self.away = false;
         self.short = 0;
+        self.seen = answer.tat.max(0) as u64;
         let first = answer.first.saturating_mul(1000);
         let due = now.saturating_add(first);
+        let cost = if answer.granted { call.ask.cost } else { 0 };
+        self.reserved_until = due.saturating_add((cost as i64).saturating_mul(1000));
         self.crowded = !answer.granted || first > 0;
+        self.returns(law, now);
         if !answer.granted {
             self.refused_until = due;
             self.quiet_until = due
@@ -372,22 +410,53 @@ impl Node {
                 .saturating_add(jitter as i64);
             return;
         }
-        self.quiet_until = 0;
+        self.quiet_until = match self.returns_at {
+            None => 0,
+            Some(_) => now.saturating_add(LEASE as i64 / 2),
+        };
         self.owed -= call.owed;
         self.tidy(now);
         let span = law.step.saturating_mul(call.want as i64);
         let mut lease = Lease {
             left: call.want,
             due,
+            // Tokens of a full bucket may have been due for long.
             ends: (call.at)
-                .saturating_add(first)
-                .saturating_add(span)
+                .saturating_add(first.saturating_add(span).max(0))
                 .saturating_add(TTL as i64),
         };
         lease.spend(call.owed, law.step);
         self.low = lease.left / 2;
-        let free = usize::from(self.held[0].left > 0);
-        self.held[free] = lease;
+        let free = self.held.iter().position(|held| held.left == 0);
+        self.held[free.unwrap_or(2)] = lease; // it does not call while there is none
+    }
+
+    /// Whether a call is to pay for what is spent by its share, and not for more: there was no answer for a while, so others
+    /// may have had none, either.
+    fn only_pays(&self, law: &Law, now: i64) -> bool {
+        let was_long = now - self.away_since > HORIZON as i64;
+        self.away && was_long && law.fallback == Fallback::Local
+    }
+
+    /// There is an answer. After a while without, it goes on by its share until all others must have noticed, and pays for
+    /// it as it goes.
+    fn returns(&mut self, law: &Law, now: i64) {
+        if !self.away {
+            return;
+        }
+        match self.returns_at {
+            None if self.only_pays(law, now) => {
+                self.returns_at = Some(now.saturating_add(RETURN as i64));
+            }
+            Some(at) if now < at => {}
+            _ => {
+                self.away = false;
+                if self.returns_at.take().is_some() {
+                    // What the last of them spent before they noticed was saved up at the server.
+                    self.owed = self.owed.saturating_add(law.share.burst);
+                }
+            }
+        }
     }
 
     /// There was no answer, or none is to be had: it falls back, and does not ask again until then.
@@ -395,11 +464,21 @@ impl Node {
         self.calling = false;
         self.short = 0;
         self.quiet_until = until as i64;
+        self.returns_at = None;
         if !self.away {
             self.away = true;
-            // Nothing is saved up yet: what was saved up at the server may be spent already.
-            self.local = TokenBucket::new(now);
-            self.local.leave(&law.share, 0, now);
+            self.away_since = now as i64;
+            // Nothing is saved up yet: what was saved up at the server may be spent already. What was granted for a time to
+            // come, to this node or to others, is that time's.
+            let held = self.held.iter().filter(|lease| lease.left > 0);
+            let held = held.map(|lease| {
+                let span = law.step.saturating_mul(lease.left as i64);
+                lease.due.saturating_add(span)
+            });
+            let granted = held.max().unwrap_or(0).max(self.reserved_until);
+            let from = now.max(granted.max(0) as u64);
+            self.local = TokenBucket::new(from);
+            self.local.leave(&law.share, 0, from);
         }
     }
 
@@ -432,7 +511,14 @@ impl Node {
     /// When to look again for those who wait, of whom the first wants so many, if nothing happens before.
     pub(crate) fn look_again(&self, law: &Law, now: u64, first: u64) -> u64 {
         let wait = self.wait(law, now, 0, first);
-        let at = wait.map_or(u64::MAX, |wait| now.saturating_add(wait));
+        let ends = || {
+            let held = self.held.iter().filter(|lease| lease.left > 0);
+            held.map(|lease| lease.ends.max(0) as u64).min()
+        };
+        let at = match wait {
+            Some(wait) => now.saturating_add(wait),
+            None => ends().unwrap_or(u64::MAX),
+        };
         let quiet = self.quiet_until();
         match self.calling || quiet <= now {
             true => at,
@@ -452,7 +538,10 @@ impl Node {
 
     /// How many tokens are there.
     pub(crate) fn tokens(&self, law: &Law, now: u64) -> u64 {
-        let held = self.held.iter().map(|lease| lease.due(law.step, now as i64));
+        let held = self
+            .held
+            .iter()
+            .map(|lease| lease.due(law.step, now as i64));
         let local = match self.away && law.fallback == Fallback::Local {
             true => self.local.tokens(&law.share, now),
             false => 0,
