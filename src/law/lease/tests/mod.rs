@@ -28,11 +28,22 @@ fn what_tokens_cost_is_rounded_up_and_what_may_be_saved_up_down() {
         (300_000, second, 10, 1, 4, 33),
         (300_000, second, 10, 30_000, 100_000, 33),
         (1_000_000_000, second, 1, 1, 1, 0),
-        (1, Duration::from_secs(3600), 1, 1, 3_600_000_000, 3_600_000_000),
+        (
+            1,
+            Duration::from_secs(3600),
+            1,
+            1,
+            3_600_000_000,
+            3_600_000_000,
+        ),
     ] {
         let terms = terms(count, period, burst);
         let ask = terms.ask(tokens, 0, 0);
-        assert_eq!((ask.cost, ask.depth), (cost, depth), "{count} per {period:?}, {burst}");
+        assert_eq!(
+            (ask.cost, ask.depth),
+            (cost, depth),
+            "{count} per {period:?}, {burst}"
+        );
         assert!(terms.step() >= 1 && terms.cost(u64::MAX) <= LONGEST);
     }
 }
@@ -61,15 +72,19 @@ fn a_grant_lies_behind_those_before_it_and_no_further_ahead_than_the_horizon() {
 #[test]
 fn a_node_knows_better_than_a_server_that_has_lost_its_data() {
     for (tat, seen, first) in [
-        (None, NOW + 50_000, -49_000),           // as before
+        (None, NOW + 50_000, -49_000),               // as before
         (Some(NOW + 10_000), NOW + 50_000, -49_000), // a replica that lagged
-        (None, NOW + 150_000, 300_000),          // all that others may have been granted is over by then
-        (None, NOW + 3_600_000_000, -99_000),    // of another clock: says nothing
+        (None, NOW + 150_000, 300_000), // all that others may have been granted is over by then
+        (None, NOW + 3_600_000_000, -99_000), // of another clock: says nothing
         (Some(NOW), NOW - 1, -99_000),
     ] {
         let ask = Ask { seen, ..ask(1) };
         let (_, answer) = grant(tat, NOW, &ask);
-        assert_eq!((answer.granted, answer.first), (true, first), "{tat:?} {seen}");
+        assert_eq!(
+            (answer.granted, answer.first),
+            (true, first),
+            "{tat:?} {seen}"
+        );
     }
 }
 

@@ -179,7 +179,10 @@ fn after_an_outage_it_keeps_to_its_share_until_others_have_noticed_and_pays_for_
         admitted += u64::from(world.take());
         world.ask();
     }
-    assert!((74..=76).contains(&admitted), "{admitted}: half of the rate");
+    assert!(
+        (74..=76).contains(&admitted),
+        "{admitted}: half of the rate"
+    );
     // From here on it has what it asks for.
     for _ in 0..20 {
         world.now += 10 * MS;

@@ -93,8 +93,7 @@ impl Fleet {
             .map(|_| random.below(3600 * SECOND))
             .collect();
         let mut nodes: Vec<_> = skew.iter().map(|skew| Node::new(*skew)).collect();
-        let mut waiting: Vec<VecDeque<u64>> =
-            vec![VecDeque::new(); self.nodes];
+        let mut waiting: Vec<VecDeque<u64>> = vec![VecDeque::new(); self.nodes];
         let mut calls: Vec<Option<Call>> = vec![None; self.nodes];
         let mut looks = vec![u64::MAX; self.nodes];
         let mut events = BinaryHeap::new();
@@ -232,19 +231,118 @@ impl Outcome {
 
 /// A fleet, and what it has to do in simulated time: how much of what it may admit, with how many calls a request, how evenly.
 const SCENARIOS: &[(&str, Fleet, f64, f64, f64)] = &[
-    ("half of the rate", Fleet { load: 0.5, ..TEN }, 1.0, 0.25, 0.99),
+    (
+        "half of the rate",
+        Fleet { load: 0.5, ..TEN },
+        1.0,
+        0.25,
+        0.99,
+    ),
     ("0.9", TEN, 1.0, 0.15, 0.99),
-    ("0.9, most on one", Fleet { first: Some(0.9), ..TEN }, 0.995, 0.15, 0.0),
-    ("0.9, 20 ms away", Fleet { rtt: 20 * MILLI, ..TEN }, 0.99, 0.15, 0.99),
+    (
+        "0.9, most on one",
+        Fleet {
+            first: Some(0.9),
+            ..TEN
+        },
+        0.995,
+        0.15,
+        0.0,
+    ),
+    (
+        "0.9, 20 ms away",
+        Fleet {
+            rtt: 20 * MILLI,
+            ..TEN
+        },
+        0.99,
+        0.15,
+        0.99,
+    ),
     ("twice", Fleet { load: 2.0, ..TEN }, 0.99, 0.05, 0.99),
-    ("twice, most on one", Fleet { load: 2.0, first: Some(0.9), ..TEN }, 0.99, 0.1, 0.0),
-    ("twice, 20 ms away", Fleet { load: 2.0, rtt: 20 * MILLI, ..TEN }, 0.98, 0.05, 0.99),
+    (
+        "twice, most on one",
+        Fleet {
+            load: 2.0,
+            first: Some(0.9),
+            ..TEN
+        },
+        0.99,
+        0.1,
+        0.0,
+    ),
+    (
+        "twice, 20 ms away",
+        Fleet {
+            load: 2.0,
+            rtt: 20 * MILLI,
+            ..TEN
+        },
+        0.98,
+        0.05,
+        0.99,
+    ),
     ("ten times", Fleet { load: 10.0, ..TEN }, 0.99, 0.02, 0.98),
-    ("ten times, most on one", Fleet { load: 10.0, first: Some(0.9), ..TEN }, 0.99, 0.02, 0.0),
-    ("a hundred nodes", Fleet { nodes: 100, load: 2.0, ..TEN }, 0.97, 0.5, 0.95),
-    ("10 a second", Fleet { rate: 10, burst: 10, seconds: 30, load: 2.0, ..TEN }, 0.95, 1.3, 0.9),
-    ("10 a second, below", Fleet { rate: 10, burst: 10, seconds: 30, ..TEN }, 0.95, 1.2, 0.9),
-    ("100 000 a second", Fleet { rate: 100_000, burst: 1000, load: 2.0, seconds: 2, ..TEN }, 0.99, 0.01, 0.99),
+    (
+        "ten times, most on one",
+        Fleet {
+            load: 10.0,
+            first: Some(0.9),
+            ..TEN
+        },
+        0.99,
+        0.02,
+        0.0,
+    ),
+    (
+        "a hundred nodes",
+        Fleet {
+            nodes: 100,
+            load: 2.0,
+            ..TEN
+        },
+        0.97,
+        0.5,
+        0.95,
+    ),
+    (
+        "10 a second",
+        Fleet {
+            rate: 10,
+            burst: 10,
+            seconds: 30,
+            load: 2.0,
+            ..TEN
+        },
+        0.95,
+        1.3,
+        0.9,
+    ),
+    (
+        "10 a second, below",
+        Fleet {
+            rate: 10,
+            burst: 10,
+            seconds: 30,
+            ..TEN
+        },
+        0.95,
+        1.2,
+        0.9,
+    ),
+    (
+        "100 000 a second",
+        Fleet {
+            rate: 100_000,
+            burst: 1000,
+            load: 2.0,
+            seconds: 2,
+            ..TEN
+        },
+        0.99,
+        0.01,
+        0.99,
+    ),
 ];
 
 const TEN: Fleet = Fleet {
@@ -269,13 +367,28 @@ fn the_limit_is_used_up_and_not_exceeded_with_few_calls() {
             let allowed = (fleet.rate * fleet.seconds + fleet.burst).min(outcome.offered);
             let admitted = outcome.total() as f64 / allowed as f64;
             let calls = outcome.calls as f64 / outcome.offered as f64;
-            let figures = format!("{name}: {admitted:.3} admitted, {calls:.3} calls, Jain {:.3}", outcome.jain());
-            assert!(admitted >= *least && calls <= *most_calls && outcome.jain() >= *jain, "{figures}");
+            let figures = format!(
+                "{name}: {admitted:.3} admitted, {calls:.3} calls, Jain {:.3}",
+                outcome.jain()
+            );
+            assert!(
+                admitted >= *least && calls <= *most_calls && outcome.jain() >= *jain,
+                "{figures}"
+            );
             for millis in [50, 100, 1000, 5000] {
                 let allowed = fleet.burst + fleet.rate * millis / 1000;
-                assert!(outcome.most_in(millis * MILLI) <= allowed + 1, "{figures}, {millis} ms");
+                assert!(
+                    outcome.most_in(millis * MILLI) <= allowed + 1,
+                    "{figures}, {millis} ms"
+                );
             }
-            assert!(outcome.waits.iter().all(|wait| *wait <= fleet.patience + MILLI), "{figures}");
+            assert!(
+                outcome
+                    .waits
+                    .iter()
+                    .all(|wait| *wait <= fleet.patience + MILLI),
+                "{figures}"
+            );
         }
     }
 }
