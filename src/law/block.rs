@@ -172,8 +172,8 @@ mod tests {
             (&[3], 20, 17),
             (&[20, 20], 20, 7), // the last of those that are alike gets what is left over
             (&[2, 20, 20], 20, 6),
-            (&[20, 20], 2, 6), // more than it wants
-            (&[20; 40], 20, 0),
+            (&[20, 20], 2, 6),  // more than it wants
+            (&[20; 40], 20, 1), // there are not so many: who comes first
         ] {
             let mut blocks = Blocks::default();
             for (node, want) in wants.iter().enumerate() {

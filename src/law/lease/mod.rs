@@ -32,9 +32,9 @@ mod tests;
 use self::node::{HORIZON, LEASE};
 use crate::Rate;
 
-/// As far ahead as a TAT may lie, and as much as a call may cost, in microseconds: some 100 years. With the time since 1970
-/// the sum of three of them stays below 2^53 until the year 2050, and a double holds it exactly.
-const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000 / 2;
+/// As much as may be saved up, and as much as a call may cost, in microseconds: 30 years. With the time since 1970 the sum of
+/// six of them stays below 2^53 until the year 2070, and a double holds it exactly.
+const LONGEST: u64 = 30 * 365 * 24 * 3600 * 1_000_000;
 
 /// A rate, in the server's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +89,8 @@ impl Terms {
             step: self.cost(1),
             depth,
             horizon: (horizon / 1000).min(LONGEST),
-            // A lease is of no more tokens than come in its time, or than are wanted at once.
-            reach: (2 * depth + (HORIZON + 2 * LEASE) / 1000).min(2 * LONGEST),
+            // A lease is of no more tokens than come in its time, or than are wanted at once, and as many may be owed.
+            reach: 3 * depth + (HORIZON + 2 * LEASE) / 1000,
             seen,
         }
     }

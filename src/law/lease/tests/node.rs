@@ -171,6 +171,7 @@ fn after_an_outage_it_keeps_to_its_share_until_others_have_noticed_and_pays_for_
         world.ask_in_vain();
     }
     let tat = |world: &World| world.tat.unwrap_or(0).saturating_sub(world.server_now()) / 10_000;
+    world.now += 50 * MS;
     assert!(world.ask().unwrap().granted);
     assert_eq!(tat(&world), 5, "its share of the burst");
     let (mut admitted, start) = (0, world.now);
