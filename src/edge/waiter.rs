@@ -58,7 +58,12 @@ impl ForPermit {
         }
         match fate {
             Fate::Waits => Poll::Pending,
-            Fate::Goes(grant) => Poll::Ready(Ok(place.granted(grant))),
+            Fate::Goes(grant) => {
+                let granted = place.granted(grant);
+                // As it is: `?` would box the box.
+                (place.gate().still_wanted(place.arrival())).map_err(|late| late as BoxError)?;
+                Poll::Ready(Ok(granted))
+            }
             Fate::Rejected(rejection) => {
                 place.gone();
                 Poll::Ready(Err(rejection))

@@ -100,9 +100,9 @@ impl Ages {
         self.law.note_no_place(lane, order);
     }
 
-    /// A waiter was rejected because of its deadline.
-    pub(crate) fn count_late(&mut self, lane: Lane) {
-        self.law.note_late(lane);
+    /// A request was rejected because of its deadline, for so long a wait.
+    pub(crate) fn count_late(&mut self, lane: Lane, wait: u64) {
+        self.law.note_late(lane, wait);
     }
 
     /// How many may be in flight, by age.
@@ -130,16 +130,15 @@ impl Ages {
         self.judge_at(scene.now, scene.in_flight, age)
     }
 
-    /// The same of a waiter that is next in this lane, and may be spared.
+    /// The same of a waiter that is next in this lane, in this order.
     pub(crate) fn judge_next(
         &mut self,
-        lane: Lane,
-        spared: bool,
+        (lane, order): (Lane, Order),
         scene: &Scene<'_>,
         age: &Age,
     ) -> Result<(), Reason> {
         let entry = entry(age, scene.in_flight);
-        let verdict = self.law.enter_next(scene.now, &entry, lane, spared);
+        let verdict = self.law.enter_next(scene.now, &entry, lane, order);
         self.count(verdict)
     }
 

@@ -17,9 +17,8 @@
 //! priority are next in the order of arrival. Under plain overload the newest is next, and fewer may wait: see
 //! [`Ages::order`].
 //!
-//! What waits too long is rejected from the least important up: a request is not too old while a less important one
-//! waits. So where the important ones alone are not too many, none of them is rejected, though they may wait for a moment
-//! longer while less important requests are in flight.
+//! A request is not too old as long as less important ones are served: for each of those, one more important waiter is spared.
+//! So where the important requests alone are not too many, none of them is rejected for its age.
 //!
 //! # What it does not do
 //! - Nobody waits for CoDel's width, the number of requests in flight at which requests do not get old: at the width, what
@@ -325,6 +324,7 @@ impl<S: Serves> Fair<S> {
             self.queue.set_busy_since(now);
         }
         self.busy.note(somebody_waits, now);
+        self.turnover.note_next(self.queue.has_next(), now);
     }
 
     /// Whether there is a place for one more request of so many, or another waiter that has to make one.
@@ -493,7 +493,7 @@ impl<S: Serves> Fair<S> {
         let tenant = charge.tenant();
         match end {
             End::Served => {
-                self.note_took(charge.took(now));
+                self.note_took(charge.took(now), now);
                 let used = self.queue.finish(charge, now);
                 self.note_served(tenant, 1, used, now);
             }
@@ -527,7 +527,7 @@ impl<S: Serves> Fair<S> {
         }
         match end {
             End::Served => {
-                self.note_took(took);
+                self.note_took(took, now);
                 self.queue.learn((tenant, lane), took);
                 self.note_served(tenant, 1, request.used(now), now);
             }
@@ -547,9 +547,9 @@ impl<S: Serves> Fair<S> {
     }
 
     #[inline]
-    fn note_took(&mut self, took: u64) {
+    fn note_took(&mut self, took: u64, now: u64) {
         if self.busy.since.is_some() {
-            self.least_service.note(took);
+            self.least_service.note(took, now);
         }
     }
 

@@ -195,9 +195,12 @@ impl CoDel {
         }
     }
 
-    /// A waiter was rejected because of its deadline.
-    pub(crate) fn note_late(&mut self, lane: Lane) {
-        self.excess.note_late(lane);
+    /// A request was rejected because of its deadline, after so long a wait, or because it would have had to wait so long.
+    pub(crate) fn note_late(&mut self, lane: Lane, wait: u64) {
+        match wait >= self.settings.target / 2 {
+            true => self.excess.note_late(lane),
+            false => self.excess.note_rejected(lane),
+        }
     }
 
     /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).
@@ -208,16 +211,18 @@ impl CoDel {
         self.decide(entry, too_old)
     }
 
-    /// A request is next that has waited, and may be too old, unless it is `spared`. `max_sojourn` spares nobody.
+    /// A request is next that has waited. If it is the newest, because [it should be](Self::order), no other would be better
+    /// served: it is not too old, but for `max_sojourn`.
     pub(crate) fn enter_next(
         &mut self,
         now: u64,
         entry: &Entry,
         lane: Lane,
-        spared: bool,
+        order: Order,
     ) -> Verdict {
         let standing = self.look(now, entry);
-        let too_old = self.is_too_old(standing && !spared, entry);
+        let is_old = order == Order::OldestFirst && self.is_too_old(standing, entry);
+        let too_old = self.is_too_old(false, entry) || is_old && !self.excess.spares(lane);
         match too_old {
             true => self.excess.note_rejected(lane),
             false => self.excess.note_served(lane),

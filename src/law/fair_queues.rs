@@ -6,15 +6,14 @@
 //! priorities give the order of one fair queue, and no weight makes up for a priority.
 //!
 //! # The floor
-//! Strict order starves: while more important requests are more than can be served, no other is ever next. So each lane
-//! that has waiters is owed a share of the starts, the *floor* (1 % by default, and 0 turns it off): with each request that
-//! starts, that share of a start. A lane that is owed a whole one is next, once. It is not owed more than one, and nothing for
-//! the time in which it had no waiters.
+//! Strict order starves: if more important requests come than can be served, no other is ever next. So each lane is owed a
+//! share of the requests that start while it has waiters, the *floor*: 1 % by default, and 0 turns it off. Each such start adds
+//! that share to what the lane is owed. A lane that is owed a whole start is next, once. It is never owed more than one.
 //!
 //! # Full queues
 //! A newcomer [displaces](FairQueues::makes_room) the least important waiter, if that matters less than the newcomer: of the
 //! tenant that has the most waiting for its weight in that lane, the one that would be served last. Where there is a floor,
-//! each lane keeps its last waiter if another can make room, so that there is one to which it can go. Among equals, the rule is
+//! the last waiter of a lane stays if any other can make room: the floor of that lane is for it. Among equals, the rule is
 //! that of the [fair queue](FairQueue::makes_room).
 //!
 //! # The data
@@ -34,7 +33,7 @@ pub(crate) const LANES: usize = 5;
 /// The lane of requests that say nothing of their priority.
 pub(crate) const MAIN: Lane = 2;
 
-/// A whole start, in the units in which starts are owed: a floor is from 0 to that, over the number of lanes.
+/// A whole start, in the units in which starts are owed.
 pub(crate) const WHOLE: u32 = 100_000;
 
 /// One percent of the starts, for each lane that has waiters. The most important requests lose nothing by it at three times the
@@ -225,12 +224,6 @@ impl<T> FairQueues<T> {
         }
     }
 
-    /// Whether there are waiters that matter less.
-    #[inline]
-    pub(crate) fn has_less_important(&self, lane: Lane) -> bool {
-        !self.is_single && (0..lane).any(|lane| self.waiting_in(lane) > 0)
-    }
-
     pub(crate) fn virtual_time(&self, lane: Lane) -> u128 {
         self.lane(lane).virtual_time()
     }
@@ -282,12 +275,16 @@ impl<T> FairQueues<T> {
         state
     }
 
-    /// How many are to be served before a newcomer is, if all come in the order of arrival: those that matter more, and its
-    /// tenant's own, for each of which others get their share.
+    /// How many wait that matter as much or more.
+    pub(crate) fn waiting_from(&self, lane: Lane) -> usize {
+        let lanes = lane..LANES as Lane;
+        lanes.map(|lane| self.waiting_in(lane)).sum()
+    }
+
+    /// How many are to be served before a newcomer is, if others keep coming: those that matter more, and its tenant's own, for
+    /// each of which others get their share.
     pub(crate) fn ahead(&self, tenant: u32, lane: Lane) -> u64 {
-        let before: usize = (lane + 1..LANES as Lane)
-            .map(|lane| self.waiting_in(lane))
-            .sum();
+        let before = self.waiting_from(lane + 1);
         let (own, parts) = match self.others[usize::from(lane)].as_deref() {
             Some(other) => (other.state(tenant).waiting, other.parts(tenant)),
             None if lane == MAIN => (self.main.state(tenant).waiting, self.main.parts(tenant)),
@@ -360,7 +357,8 @@ impl<T> FairQueues<T> {
             let owed = &mut self.owed[usize::from(lane)];
             let due = *owed + self.floor;
             *owed = match (waits, lane == started) {
-                (false, _) => 0,
+                (false, false) => *owed,
+                (false, true) => owed.saturating_sub(WHOLE),
                 (true, false) => due.min(WHOLE),
                 (true, true) => due.saturating_sub(WHOLE),
             };

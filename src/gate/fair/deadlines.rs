@@ -8,21 +8,26 @@
 
 use std::time::Duration;
 
-use super::{Fair, Rejection, Serves, waiters::Arrival};
+use super::{Busy, Fair, Rejection, Serves, waiters::Arrival};
 use crate::{
-    Reason,
+    Overloaded, Reason,
+    gate::gate::Gate,
     law::{
         drain_rate::DrainRate,
         fair_queue::{Lane, Order},
     },
+    sync::lock,
 };
 
-/// How fast waiters are served, measured only while there are some.
+/// How fast waiters are served, measured only while one may be next.
 #[derive(Debug, Default)]
 pub(super) struct Turnover {
+    clock: Busy,
     rate: DrainRate,
     served: u64,
-    looked: u64,
+    /// What the clock showed, and when it was last seen to have moved.
+    shown: u64,
+    moved: u64,
 }
 
 /// After so long, what was measured before says nothing any more.
@@ -34,34 +39,57 @@ impl Turnover {
         self.served += 1;
     }
 
-    /// How long it takes until so many are served. `busy` is how long somebody has waited so far.
-    fn wait(&mut self, now: u64, busy: u64, many: u64) -> Option<u64> {
-        if now.saturating_sub(self.looked) > FORGOTTEN {
+    /// Whether a waiter may be next has changed.
+    #[inline]
+    pub(super) fn note_next(&mut self, has_next: bool, now: u64) {
+        self.clock.note(has_next, now);
+    }
+
+    /// How long it takes until so many are served.
+    fn wait(&mut self, now: u64, many: u64) -> Option<u64> {
+        let shown = self.clock.total(now);
+        if shown != self.shown {
+            (self.shown, self.moved) = (shown, now);
+        } else if now.saturating_sub(self.moved) > FORGOTTEN {
             self.rate = DrainRate::default();
         }
-        self.looked = now;
-        let each = self.rate.look(Duration::from_nanos(busy), self.served)?;
+        let each = self.rate.look(Duration::from_nanos(shown), self.served)?;
         Some((each.as_nanos() as u64).saturating_mul(many))
     }
 }
 
-/// A low estimate of the time that a request takes: a quarter of them take no longer. 0 while nothing is known. It is learned
-/// only while requests wait: otherwise nobody asks.
+/// A low estimate of the time that a request takes: fifteen of sixteen take longer. It is learned only while requests wait, and
+/// forgotten soon after that: what is rejected for it teaches it nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LeastService(u64);
+pub(super) struct LeastService {
+    /// 0 while nothing is known.
+    least: u64,
+    noted: u64,
+}
+
+/// After so long without a request that teaches it, nothing is known.
+const UNKNOWN_AFTER: u64 = 1_000_000_000;
 
 impl LeastService {
-    /// It rises by a 64th with three of four requests, and sinks by three with the fourth, so it stays where a quarter take
-    /// less.
     #[inline]
-    pub(super) fn note(&mut self, took: u64) {
-        let Self(least) = *self;
+    fn at(&self, now: u64) -> u64 {
+        match now.saturating_sub(self.noted) > UNKNOWN_AFTER {
+            true => 0,
+            false => self.least,
+        }
+    }
+
+    /// It rises by a 64th with a request that took longer, and sinks by fifteen 64ths with one that did not: so it stays where
+    /// one of sixteen does not.
+    #[inline]
+    pub(super) fn note(&mut self, took: u64, now: u64) {
+        let least = self.at(now);
         let step = least / 64 + 1;
-        self.0 = match least {
+        self.noted = now;
+        self.least = match least {
             0 => took,
-            _ if took < least => least.saturating_sub(3 * step),
-            _ if took > least => least.saturating_add(step).min(took),
-            _ => least,
+            _ if took < least => least.saturating_sub(15 * step).max(took),
+            _ => least.saturating_add(step).min(took),
         };
     }
 }
@@ -73,7 +101,7 @@ impl<S: Serves> Fair<S> {
         match deadline {
             None => Ok(()),
             Some(deadline) if deadline <= now => Err(Rejection::EXPIRED),
-            Some(deadline) if deadline - now < self.least_service.0 => Err(Rejection::LATE),
+            Some(deadline) if deadline - now < self.least_service.at(now) => Err(Rejection::LATE),
             Some(_) => Ok(()),
         }
     }
@@ -88,22 +116,46 @@ impl<S: Serves> Fair<S> {
         if self.serves.order(now, lane) == Order::NewestFirst {
             return Ok(());
         }
-        let ahead = self.queue.ahead(tenant, lane);
-        let busy = self.busy.total(now);
-        let wait = self.turnover.wait(now, busy, ahead).unwrap_or(0);
+        let all = self.queue.waiting_from(lane) as u64 + 1;
+        let ahead = self.queue.ahead(tenant, lane).min(all);
+        let wait = match self.queue.has_next() {
+            true => self.turnover.wait(now, ahead).unwrap_or(0),
+            false => 0, // those that wait, wait for their tenants' own
+        };
         let left = deadline.saturating_sub(now);
-        if wait.saturating_add(self.least_service.0) <= left {
+        if wait.saturating_add(self.least_service.at(now)) <= left {
             return Ok(());
         }
-        self.note_late(arrival.who());
+        self.note_late(arrival.who(), wait);
         Err(Rejection::LATE)
     }
 
-    /// A request was rejected because the queue made it miss its deadline, unless its tenant waits for its own others.
-    pub(super) fn note_late(&mut self, (tenant, lane): (u32, Lane)) {
+    /// A request was rejected because so long a wait made it miss its deadline. That shows a queue, unless its tenant waits for its
+    /// own others.
+    pub(super) fn note_late(&mut self, (tenant, lane): (u32, Lane), wait: u64) {
         if self.queue.may_run(tenant) {
-            self.serves.note_late(lane);
+            self.serves.note_late(lane, wait);
         }
+    }
+}
+
+impl<S: Serves> Gate<Fair<S>> {
+    /// A request picks up its permit, perhaps long after it was granted. If its deadline has passed meanwhile it is rejected, and
+    /// gives the permit back without having been sent.
+    pub(crate) fn still_wanted(&self, arrival: &Arrival) -> Result<(), Box<Overloaded>> {
+        let Some(deadline) = arrival.deadline else {
+            return Ok(());
+        };
+        let now = self.clock.nanos();
+        if now < deadline {
+            return Ok(());
+        }
+        let mut slow = lock(&self.slow);
+        slow.room.lanes.note_not_started(arrival.lane);
+        let rejected = self.reject(&mut slow, arrival.who(), Rejection::EXPIRED, now);
+        drop(slow);
+        self.bounds.report(rejected.reason());
+        Err(rejected)
     }
 }
 
@@ -128,17 +180,48 @@ impl Rejection {
 mod tests {
     use super::*;
 
+    const MS: u64 = 1_000_000;
+
     #[test]
-    fn three_of_four_requests_take_longer_than_the_least_service() {
-        const MS: u64 = 1_000_000;
+    fn hardly_any_request_takes_less_than_the_least_service() {
         let mut least = LeastService::default();
         for round in 0..4000 {
-            least.note([10, 20, 30, 40][round % 4] * MS);
+            least.note([10, 20, 30, 40][round % 4] * MS, 0);
         }
-        assert!((9 * MS..=21 * MS).contains(&least.0), "{least:?}");
-        (0..4000).for_each(|_| least.note(0));
-        assert!(least.0 < MS, "it follows: {least:?}");
-        (0..9000).for_each(|_| least.note(u64::MAX));
-        assert!(least.0 > MS, "without overflow: {least:?}");
+        assert!((9 * MS..=11 * MS).contains(&least.at(0)), "{least:?}");
+        for round in 0..4000_u64 {
+            least.note(if round % 10 == 0 { MS } else { 50 * MS }, 0);
+        }
+        assert!(least.at(0) < 2 * MS, "one of ten is fast: {least:?}");
+        (0..4000).for_each(|_| least.note(0, 0));
+        assert!(least.at(0) < MS, "it follows: {least:?}");
+        (0..9000).for_each(|_| least.note(u64::MAX, 0));
+        assert!(least.at(0) > MS, "without overflow: {least:?}");
+    }
+
+    #[test]
+    fn what_is_not_learned_any_more_is_forgotten() {
+        let mut least = LeastService::default();
+        least.note(5000 * MS, 0);
+        assert_eq!(least.at(1000 * MS), 5000 * MS);
+        assert_eq!(least.at(1001 * MS), 0);
+        least.note(10 * MS, 1001 * MS);
+        assert_eq!(least.at(1001 * MS), 10 * MS);
+    }
+
+    #[test]
+    fn the_turnover_is_forgotten_when_nobody_has_been_next_for_long() {
+        let mut turnover = Turnover::default();
+        turnover.note_next(true, 0);
+        assert_eq!(turnover.wait(0, 1), None);
+        turnover.note_served();
+        assert_eq!(turnover.wait(5000 * MS, 2), Some(10_000 * MS));
+        turnover.note_next(false, 5000 * MS);
+        assert_eq!(turnover.wait(15_000 * MS, 2), Some(10_000 * MS));
+        assert_eq!(
+            turnover.wait(15_001 * MS, 2),
+            None,
+            "although it is asked again and again"
+        );
     }
 }

@@ -53,6 +53,11 @@ impl Lanes {
         self.0[usize::from(lane)].started += 1;
     }
 
+    /// It was not sent after all.
+    pub(super) fn note_not_started(&mut self, lane: Lane) {
+        self.0[usize::from(lane)].started -= 1;
+    }
+
     #[inline]
     pub(super) fn note_wait(&mut self, lane: Lane, waited: u64) {
         self.0[usize::from(lane)].waits.note(waited);

@@ -48,7 +48,7 @@ impl Serves for Ages {
             let own = now.saturating_sub(since);
             room.note_wait(lane, own, scene.bounds);
             if let Err(rejection) = room.misses(room.seats[seat].deadline, now) {
-                room.note_late(who);
+                room.note_late(who, own);
                 room.queue.refund(charge);
                 room.reject(who, seat, rejection, scene.bounds, wakes);
                 continue;
@@ -58,9 +58,7 @@ impl Serves for Ages {
                 own,
                 oldest: room.oldest_that_may_run(now),
             };
-            // If it is the newest, no other would be better served. If less important requests wait, those are to be rejected.
-            let spared = order == Order::NewestFirst || room.queue.has_less_important(lane);
-            match room.serves.judge_next(lane, spared, scene, &age) {
+            match room.serves.judge_next((lane, order), scene, &age) {
                 Ok(()) => {
                     room.note_started(lane);
                     let seat = &mut room.seats[seat];
@@ -126,8 +124,8 @@ impl Serves for Ages {
         self.count_no_place(lane, order);
     }
 
-    fn note_late(&mut self, lane: Lane) {
-        self.count_late(lane);
+    fn note_late(&mut self, lane: Lane, wait: u64) {
+        self.count_late(lane, wait);
     }
 
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {

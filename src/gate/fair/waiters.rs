@@ -172,9 +172,9 @@ pub(crate) trait Serves: Sized {
         let _ = (lane, order);
     }
 
-    /// A waiter was rejected because of its deadline.
-    fn note_late(&mut self, lane: Lane) {
-        let _ = lane;
+    /// A request was rejected because of its deadline, for so long a wait.
+    fn note_late(&mut self, lane: Lane, wait: u64) {
+        let _ = (lane, wait);
     }
 
     /// A request comes to wait.
@@ -341,10 +341,8 @@ impl<S: Serves> Gate<Fair<S>> {
         self.cancel(&mut slow, arrival, &ticket, now);
         let rejection = Rejection::timed_out(arrival, now);
         if rejection.is_for_deadline() {
-            slow.room.note_late(arrival.who());
-        } else if slow.room.queue.has_less_important(arrival.lane) {
-            let order = slow.room.serves.order(now, arrival.lane);
-            slow.room.note_no_place(arrival.who(), order); // it was spared
+            let waited = now.saturating_sub(arrival.at);
+            slow.room.note_late(arrival.who(), waited);
         }
         (slow.room).count_rejection(arrival.who(), rejection.reason, &self.bounds);
         let expired = &mut slow.room.seats[seat];

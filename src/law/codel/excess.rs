@@ -10,16 +10,19 @@
 //! for a while. If the newest is first, the oldest waiters wait until then, and some of them for too long. At exactly the
 //! capacity that costs up to two percent of the goodput.
 //!
-//! It is different where requests have deadlines. In the order of arrival, a queue that stands is as long as the deadlines
-//! are: those that are served have waited nearly all the time that they had, and many of them are done too late. So if more
-//! than one waiter in ten misses its deadline ([`LATE`]), a queue stands, and until it has drained the newest is first.
+//! It is different where requests have deadlines. In the order of arrival, a standing queue grows until its waiters miss their
+//! deadlines: those that are served have waited nearly all the time that they had, and many of them are done too late. So if
+//! more than one request misses its deadline for each ten waiters that are served ([`LATE`]), a queue stands, and until it has
+//! drained the newest is first. A deadline that is shorter than half the target says nothing of the queue, so that a client with
+//! short deadlines does not change the order for others.
 //!
 //! While the newest is first, only so many requests [may wait](Excess::places), and the oldest makes way for a newcomer.
 //!
 //! # Priorities
 //! To the requests of one priority, only what matters as much or more is in the way. So each [lane](Lane) has an excess of its
 //! own, in which less important requests do not count: the most important requests keep the order of arrival, and may wait,
-//! as long as there are not too many of them.
+//! as long as there are not too many of them. They are also [spared](Excess::spares) for their age, as many of them as less
+//! important requests were served instead: it was the place of one of those that they should have had.
 
 use crate::law::{fair_queue::Lane, fair_queues::LANES};
 
@@ -28,11 +31,11 @@ use crate::law::{fair_queue::Lane, fair_queues::LANES};
 /// 0.25 it is 2.4 times (16 workers, exponential service times).
 const PLAIN: f64 = 0.25;
 
-/// If more waiters than this miss their deadlines, for each that is served, the newest is first.
+/// If more requests than this miss their deadlines, for each waiter that is served, the newest is first.
 const LATE: f64 = 0.1;
 
-/// At this excess, which is that of three times the capacity, as many requests may wait as are in flight: the oldest makes
-/// way after about half a service time. At half the excess twice as many may wait.
+/// At this excess, as many requests may wait as are in flight, and at half of it twice as many. It is the excess at three times
+/// the capacity, where a waiter makes way after about half a service time.
 const EXCESS: f64 = 2.0;
 /// At most so many times as many: with 4 the goodput is no higher (overload lab, at the capacity).
 const MOST_PLACES: f64 = 2.5;
@@ -40,8 +43,9 @@ const MOST_PLACES: f64 = 2.5;
 /// By priority.
 #[derive(Debug, Default)]
 pub(super) struct Excess {
-    /// Of this interval.
+    /// Of this interval, and of the last one.
     counts: [Counts; LANES],
+    last: [Counts; LANES],
     seen: [Seen; LANES],
 }
 
@@ -54,6 +58,8 @@ struct Counts {
     rejected: u32,
     /// How many of those were waiters that missed their deadlines.
     late: u32,
+    /// How many waiters were served although they were too old, because less important ones had been served.
+    spared: u32,
 }
 
 impl Counts {
@@ -66,6 +72,7 @@ impl Counts {
             served: self.served.saturating_add(other.served),
             rejected: self.rejected.saturating_add(other.rejected),
             late: self.late.saturating_add(other.late),
+            spared: self.spared.saturating_add(other.spared),
         }
     }
 }
@@ -89,38 +96,48 @@ impl Excess {
     /// A waiter is served.
     pub(super) fn note_served(&mut self, lane: Lane) {
         let served = 1;
-        self.count(
-            lane,
-            Counts {
-                served,
-                ..Counts::default()
-            },
-        );
+        let one = Counts::default();
+        self.count(lane, Counts { served, ..one });
     }
 
     /// A request was rejected because of the queue.
     pub(super) fn note_rejected(&mut self, lane: Lane) {
         let rejected = 1;
-        self.count(
-            lane,
-            Counts {
-                rejected,
-                ..Counts::default()
-            },
-        );
+        let one = Counts::default();
+        self.count(lane, Counts { rejected, ..one });
     }
 
     /// A waiter was rejected because of its deadline.
     pub(super) fn note_late(&mut self, lane: Lane) {
         let (rejected, late) = (1, 1);
+        let one = Counts::default();
         self.count(
             lane,
             Counts {
                 rejected,
                 late,
-                ..Counts::default()
+                ..one
             },
         );
+    }
+
+    /// Whether a waiter of this lane is let in although it is too old: instead of a less important one that was served, in this
+    /// interval or the last.
+    pub(super) fn spares(&mut self, lane: Lane) -> bool {
+        let of = |counts: &[Counts; LANES]| {
+            let less = counts[..usize::from(lane)].iter();
+            let less = less.map(|counts| u64::from(counts.served)).sum::<u64>();
+            let spared = counts.iter().map(|counts| u64::from(counts.spared));
+            (less, spared.sum::<u64>())
+        };
+        let ((less, spared), (less_before, spared_before)) = (of(&self.counts), of(&self.last));
+        let spares = spared + spared_before < less + less_before;
+        if spares {
+            let spared = 1;
+            let one = Counts::default();
+            self.count(lane, Counts { spared, ..one });
+        }
+        spares
     }
 
     /// Whether many waiters have missed their deadlines in this interval.
@@ -152,7 +169,7 @@ impl Excess {
             }
         }
         self.seen = seen;
-        self.counts = [Counts::default(); LANES];
+        self.last = std::mem::take(&mut self.counts);
     }
 
     /// Whether the overload is plain, if a queue stands.
@@ -287,6 +304,25 @@ mod tests {
             (0..2).for_each(|_| queue.makes_way(20, 0, MS));
             assert!(!queue.excess.is_plain(MAIN), "it has drained");
         }
+    }
+
+    #[test]
+    fn as_many_are_spared_as_less_important_ones_were_served() {
+        let mut excess = Excess::default();
+        assert!(!excess.spares(HIGH));
+        excess.note_served(MAIN);
+        excess.note_served(LOW);
+        excess.note_served(HIGH);
+        assert!(!excess.spares(LOW), "nothing matters less");
+        assert_eq!([excess.spares(MAIN), excess.spares(MAIN)], [true, false]);
+        assert_eq!([excess.spares(HIGH), excess.spares(HIGH)], [true, false]);
+        excess.note_served(LOW);
+        excess.close(true);
+        assert_eq!([excess.spares(HIGH), excess.spares(HIGH)], [true, false]);
+        excess.note_served(LOW);
+        excess.close(true);
+        excess.close(true);
+        assert!(!excess.spares(HIGH), "that was long ago");
     }
 
     #[test]

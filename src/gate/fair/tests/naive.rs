@@ -131,10 +131,15 @@ pub(super) struct Naive {
     floor: u32,
     owed: [u32; LANES],
     least_service: u64,
-    /// How fast waiters are served, by the time in which there are some; how many were, and when that was last looked at.
+    learned: u64,
+    /// From when to when a waiter could be next.
+    turning: Vec<(u64, Option<u64>)>,
+    /// How fast waiters are served in that time; how many were, and what that time was when it was last seen to have moved.
     turnover: DrainRate,
     started_waiters: u64,
-    looked: u64,
+    moved: (u64, u64),
+    /// The least important lane of which a waiter was served.
+    lowest_started: Option<Lane>,
     pub(super) law: CoDel,
     pub(super) newest_first: bool,
     knows_of: u64,
@@ -174,9 +179,12 @@ impl Naive {
             floor: DEFAULT_FLOOR,
             owed: [0; LANES],
             least_service: 0,
+            learned: 0,
+            turning: Vec::new(),
             turnover: DrainRate::default(),
             started_waiters: 0,
-            looked: 0,
+            moved: (0, 0),
+            lowest_started: None,
             law: CoDel::new(ages, 0),
             newest_first: false,
             knows_of: 0,
@@ -366,7 +374,11 @@ impl Naive {
 
     /// How long somebody has waited.
     pub(super) fn busy(&self, from: u64) -> u64 {
-        let times = self.busy.iter();
+        self.sum(&self.busy, from)
+    }
+
+    fn sum(&self, times: &[(u64, Option<u64>)], from: u64) -> u64 {
+        let times = times.iter();
         let times = times.map(|&(since, until)| (since.max(from), until.unwrap_or(self.now)));
         times
             .map(|(since, until)| until.saturating_sub(since))

@@ -43,15 +43,10 @@ impl Naive {
         }
     }
 
-    /// Where less important requests wait, those are to be rejected for their age, and no others.
-    pub(super) fn is_spared(&self, lane: Lane) -> bool {
-        self.waiting.iter().any(|waiter| waiter.lane < lane)
-    }
-
-    /// One was rejected because of its deadline.
-    pub(super) fn note_late(&mut self, (tenant, lane): Who) {
+    /// One was rejected because of its deadline, for so long a wait.
+    pub(super) fn note_late(&mut self, (tenant, lane): Who, wait: u64) {
         if self.may_run(tenant) {
-            self.law.note_late(lane);
+            self.law.note_late(lane, wait);
         }
     }
 
@@ -72,12 +67,16 @@ impl Naive {
         );
     }
 
+    fn has_served_below(&self, lane: Lane) -> bool {
+        self.lowest_started.is_some_and(|lowest| lowest < lane)
+    }
+
     pub(super) fn judge(
         &mut self,
         age: u64,
         own: u64,
         others: usize,
-        next: Option<(Lane, bool)>,
+        next: Option<(Lane, Order)>,
     ) -> Result<(), Reason> {
         let oldest = self.oldest_that_may_run();
         let entry = Entry {
@@ -94,15 +93,18 @@ impl Naive {
         let is_old = age > target.saturating_mul(2);
         let stands = self.law.report(self.now).overloaded;
         let verdict = match next {
-            Some((lane, spared)) => self.law.enter_next(self.now, &entry, lane, spared),
+            Some((lane, order)) => self.law.enter_next(self.now, &entry, lane, order),
             None => self.law.enter(self.now, &entry),
         };
         let still_stands = stands && self.law.report(self.now).overloaded;
         let in_the_way = own > target && (others > 0 || oldest.is_some());
         match verdict {
             Verdict::Admit => {
-                let is_spared = next.is_some_and(|(_, spared)| spared);
-                if still_stands && is_old && in_the_way && !is_spared {
+                // More important ones may be spared instead of less important ones.
+                let may_be_spared = next.is_some_and(|(lane, order)| {
+                    order == Order::NewestFirst || self.has_served_below(lane)
+                });
+                if still_stands && is_old && in_the_way && !may_be_spared {
                     self.note_probe();
                 }
                 self.knows_of += 1;

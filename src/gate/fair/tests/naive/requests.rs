@@ -79,7 +79,7 @@ impl Naive {
         if deadline <= self.now {
             return Err(Reason::Deadline);
         }
-        match deadline - self.now < self.least_service {
+        match deadline - self.now < self.least_service() {
             true => Err(Reason::WouldBeLate),
             false => Ok(()),
         }
@@ -90,19 +90,31 @@ impl Naive {
         if self.order(who.1) == Order::NewestFirst {
             return Ok(());
         }
-        if self.now - self.looked > 10_000 * MS {
-            self.turnover = DrainRate::default();
+        let mut wait = 0;
+        if self.has_next() {
+            let turning = self.sum(&self.turning, 0);
+            if turning != self.moved.0 {
+                self.moved = (turning, self.now);
+            } else if self.now - self.moved.1 > 10_000 * MS {
+                self.turnover = DrainRate::default();
+            }
+            let turning = Duration::from_nanos(turning);
+            let each = self.turnover.look(turning, self.started_waiters);
+            wait = each.map_or(0, |each| each.as_nanos() as u64) * self.ahead(who);
         }
-        self.looked = self.now;
-        let busy = Duration::from_nanos(self.busy(0));
-        let each = self.turnover.look(busy, self.started_waiters);
-        let wait = each.map_or(0, |each| each.as_nanos() as u64) * self.ahead(who);
-        match self.now + wait + self.least_service > deadline {
+        match self.now + wait + self.least_service() > deadline {
             true => {
-                self.note_late(who);
+                self.note_late(who, wait);
                 Err(Reason::WouldBeLate)
             }
             false => Ok(()),
+        }
+    }
+
+    fn least_service(&self) -> u64 {
+        match self.now - self.learned > 1000 * MS {
+            true => 0,
+            false => self.least_service,
         }
     }
 
@@ -115,7 +127,9 @@ impl Naive {
             .filter(|&other| other == tenant || self.waiting_of_in((other, lane)) > 0)
             .map(|other| u64::from(self.tenants[other].weight));
         let parts = (competing.sum::<u64>()).div_ceil(self.tenants[tenant].weight.into());
-        (self.waiting_of_in((tenant, lane)) as u64 + 1) * parts + more as u64
+        let own = (self.waiting_of_in((tenant, lane)) as u64 + 1) * parts;
+        let all = self.waiting_in(lane) + more + 1;
+        (own + more as u64).min(all as u64)
     }
 
     pub(super) fn start(&mut self, id: usize, who: Who, cost: u32, charge: Option<(u64, u64)>) {
@@ -250,11 +264,14 @@ impl Naive {
     }
 
     pub(super) fn note_busy(&mut self) {
-        let is_noted = matches!(self.busy.last(), Some((_, None)));
-        match (self.waiting.is_empty(), is_noted) {
-            (false, false) => self.busy.push((self.now, None)),
-            (true, true) => self.busy.last_mut().expect("it is noted").1 = Some(self.now),
-            _ => {}
+        let (waits, has_next) = (!self.waiting.is_empty(), self.has_next());
+        for (is, times) in [(waits, &mut self.busy), (has_next, &mut self.turning)] {
+            let is_noted = matches!(times.last(), Some((_, None)));
+            match (is, is_noted) {
+                (true, false) => times.push((self.now, None)),
+                (false, true) => times.last_mut().expect("it is noted").1 = Some(self.now),
+                _ => {}
+            }
         }
     }
 
@@ -282,6 +299,7 @@ impl Naive {
                 tenant,
                 lane,
                 deadline,
+                came,
                 ..
             } = self.waiting[at];
             let has_passed = |deadline| deadline <= self.now + MS;
@@ -292,9 +310,7 @@ impl Naive {
             self.turn_away(at, reason);
             self.note_busy();
             if reason == Reason::Deadline {
-                self.note_late((tenant, lane));
-            } else if self.is_spared(lane) {
-                self.note_no_place((tenant, lane));
+                self.note_late((tenant, lane), self.now - came);
             }
         }
         self.fate(id)
@@ -337,11 +353,10 @@ impl Naive {
                 .deadline
                 .map_or(Ok(()), |deadline| self.misses(deadline));
             if in_time.is_err() {
-                self.note_late(who);
+                self.note_late(who, own);
             }
-            let spared = order == Order::NewestFirst || self.is_spared(who.1);
             let judged = in_time
-                .and_then(|()| self.judge(waiter.older + own, own, others, Some((who.1, spared))));
+                .and_then(|()| self.judge(waiter.older + own, own, others, Some((who.1, order))));
             match judged {
                 Ok(()) => {
                     self.note_started(who.1);

@@ -79,6 +79,8 @@ impl Naive {
     /// A waiter of this lane starts: each lane that waits is owed a part of a start.
     pub(super) fn note_started(&mut self, started: Lane) {
         self.started_waiters += 1;
+        let lowest = self.lowest_started.unwrap_or(started);
+        self.lowest_started = Some(lowest.min(started));
         if !self.asks {
             return;
         }
@@ -86,7 +88,8 @@ impl Naive {
             let waits = self.waiting_in(lane) > 0;
             let due = self.owed[usize::from(lane)] + self.floor;
             self.owed[usize::from(lane)] = match (waits, lane == started) {
-                (false, _) => 0,
+                (false, false) => due - self.floor,
+                (false, true) => (due - self.floor).saturating_sub(WHOLE),
                 (true, false) => due.min(WHOLE),
                 (true, true) => due.saturating_sub(WHOLE),
             };
@@ -206,13 +209,17 @@ impl Naive {
         if !matches!(self.busy.last(), Some((_, None))) {
             return; // nobody waits
         }
-        // Three steps down for one of four, and one step up for each of the others.
-        let least = self.least_service;
+        // Fifteen steps down for one of sixteen, and one step up for each of the others.
+        let least = match self.now - self.learned > 1000 * MS {
+            true => 0,
+            false => self.least_service,
+        };
+        self.learned = self.now;
         let step = least / 64 + 1;
         self.least_service = match least {
             0 => took,
-            _ if took < least => least.saturating_sub(3 * step),
-            _ => (least + step).min(took).max(least),
+            _ if took < least => least.saturating_sub(15 * step).max(took),
+            _ => (least + step).min(took),
         };
     }
 }
