@@ -92,7 +92,7 @@
 //!
 //! # What it cannot do
 //! It sees age on entry. Where requests are not old when they come, but wait inside, it does nothing
-//! (shares are of what the server can do, at twice the load, in `tests/composition.rs`):
+//! (shares are of what the server can do, at twice the load, in `tests/conformance/composition.rs`):
 //!
 //! | | in time | what to do |
 //! | --- | --- | --- |

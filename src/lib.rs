@@ -1,8 +1,55 @@
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(unreachable_pub, reason = "what is not exported says so: pub(crate)")]
-//! Overload control for [tower](https://docs.rs/tower) services: layers that limit, queue and refuse work
-//! before it hurts, in any axum, tonic or hyper server.
+//! Overload control for [tower](https://docs.rs/tower): layers that keep an axum, tonic or hyper server answering in time
+//! under more load than it can serve.
 //!
+//! ```
+//! use axum::{Router, routing::get};
+//! use tower_backpressure::edge;
+//!
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(edge());
+//! # let _ = app;
+//! ```
+//!
+//! [`edge()`](fn@edge) finds out how many requests the server can work on at once, shares that fairly between tenants, and
+//! answers the rest with 503, `RESOURCE_EXHAUSTED` or WebSocket 1013 and a hint when to retry.
+//!
+//! # Guide
+//! Start with [`guide::choosing`] (which layer do I need?), [`guide::migration`] (from tower's own layers, `tower_governor`,
+//! tower-resilience or Envoy) and [`guide::deploying`] (what goes around it in a server). [`guide`] has the other pages:
+//! stacking, tuning, a runbook, what is promised, ten questions, a comparison, the design decisions and a glossary.
+//!
+//! # Which layer when
+//! | you want | use |
+//! | --- | --- |
+//! | responses, fair queue, admission by age and adaptive limit in one layer | [`edge()`](fn@edge) |
+//! | a fixed number of requests at once | [`ConcurrencyLimitLayer`] |
+//! | the same, without knowing the number | [`AdaptiveConcurrencyLayer`] |
+//! | a fixed number at once for each key, first come, first served | [`KeyedConcurrencyLimitLayer`] |
+//! | a number of requests in a time | [`RateLimitLayer`] |
+//! | a rate for each client | [`KeyedRateLimitLayer`] |
+//! | each tenant to get its share, whatever others send | [`WfqLayer`] outside the limit |
+//! | a burst to wait, but no standing queue | [`CoDelLayer`] between the queue and the limit |
+//! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
+//! | one rate, or one number of requests at once, for all replicas together | `Fleet` (feature `redis`) |
+//! | a bounded queue inside the process, that says how full it is | [`channel`] |
+//! | to work on nothing that its client no longer waits for | [`DeadlineLayer`] outside the queues |
+//! | what is important first, when not everything can be served | [`PriorityLayer`] outside the queues |
+//! | to know when a request arrived | [`SubmittedAtLayer`] outside everything |
+//! | to reject at once what would have to wait | [`LoadShedLayer`] outside the limit |
+//! | to stop calling a service that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
+//! | rejections as responses of the client's protocol: 503, RESOURCE_EXHAUSTED, WebSocket 1013 | [`OverloadResponseLayer`] outermost |
+//! | to know what a layer would reject before it does | [`ShadowLayer`] around it, or [`Edge::shadow`] |
+//! | a bound on open connections | `ConnectionLimit` (feature `net`) |
+//! | the client's address as a key, also behind a proxy | [`client_addr`], for the keyed layers |
+//! | long polls and event streams that do not take the places of work | [`BypassLayer`] around the limits |
+//! | a request to count until its response body has been sent | `.hold_until_body_end()`: [`hold`] |
+//! | a client that retries what was rejected, within a budget | `RetryPolicy` (feature `retry`) |
+//! | all numbers in Prometheus, or wherever your metrics go | `Metrics` (feature `metrics`): [`observe`] |
+//! | a worker loop that takes a job only when it can work on it | [`concurrency_limit::Handle::acquire`] |
+//!
+//! # Without HTTP
 //! ```
 //! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 //! use tower_backpressure::{BoxError, ConcurrencyLimitLayer, LoadShedLayer, Overloaded};
@@ -13,7 +60,7 @@
 //! let handle = limit.handle();
 //!
 //! let mut service = ServiceBuilder::new()
-//!     .layer(LoadShedLayer::new()) // refuse what is over, rather than let it wait
+//!     .layer(LoadShedLayer::new()) // reject what is over the limit, instead of queueing it
 //!     .layer(limit)
 //!     .service(service_fn(|name: &'static str| async move {
 //!         Ok::<_, BoxError>(format!("hello {name}"))
@@ -22,7 +69,7 @@
 //! match service.ready().await?.call("world").await {
 //!     Ok(response) => assert_eq!(response, "hello world"),
 //!     Err(error) => match Overloaded::find(error.as_ref()) {
-//!         Some(overloaded) => println!("come back in {:?}", overloaded.retry_after()),
+//!         Some(rejection) => println!("retry in {:?}", rejection.retry_after()),
 //!         None => println!("failed: {error}"),
 //!     },
 //! }
@@ -31,46 +78,19 @@
 //! # }
 //! ```
 //!
-//! # Which layer when
-//! | you want | use |
-//! | --- | --- |
-//! | at most so many requests at once | [`ConcurrencyLimitLayer`] |
-//! | the same, but you do not know how many | [`AdaptiveConcurrencyLayer`] |
-//! | at most so many at once for each key, first come, first served | [`KeyedConcurrencyLimitLayer`] |
-//! | at most so many requests in a time | [`RateLimitLayer`] |
-//! | a rate for each client | [`KeyedRateLimitLayer`] |
-//! | each tenant to get its share, whatever others ask for | [`WfqLayer`] outside the limit |
-//! | a burst to wait, but no queue to stand | [`CoDelLayer`] between the queue and the limit |
-//! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
-//! | one rate, or one number of requests at once, for all replicas together | `Fleet` (feature `redis`) |
-//! | a queue inside the process that cannot grow without end, and that says how full it is | [`channel`] |
-//! | to know when a request came | [`SubmittedAtLayer`] outside everything |
-//! | to refuse at once what would have to wait | [`LoadShedLayer`] outside the limit |
-//! | to leave a service alone that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
-//! | refusals to be answered as the protocol has it: 503, RESOURCE_EXHAUSTED, WebSocket 1013 | [`OverloadResponseLayer`] outermost |
-//! | all of that in one line | [`edge()`](fn@edge) |
-//! | to know what a layer would refuse before it does | [`ShadowLayer`] around it, or [`Edge::shadow`] |
-//! | no more connections than may be open | `ConnectionLimit` (feature `net`) |
-//! | whose request it is, by address, also behind a proxy | [`client_addr`], for the keyed layers |
-//! | long polls and event streams not to take the places of work | [`BypassLayer`] around the limits |
-//! | a request to count until its body has been handed to the server | `.hold_until_body_end()`: [`hold`] |
-//! | a client that tries again what was refused, when it makes sense and no more often | `RetryPolicy` (feature `retry`) |
-//! | to see all of it in Prometheus, or wherever your metrics go | `Metrics` (feature `metrics`): [`observe`] |
-//! | a worker loop that takes a job only when it can | [`concurrency_limit::Handle::acquire`] |
-//!
 //! # What all layers have in common
-//! - **One refusal.** [`Overloaded`] says which layer refused, why, and when to come back. It always
+//! - **One rejection type.** [`Overloaded`] says which layer rejected, why, and when to retry. It always
 //!   comes out of `call`. If it was [rejected here](Overloaded::rejected_here), the service was never called. Otherwise it
-//!   came [from further in](Overloaded#rejected-here-or-further-in): the service ran, and passes on what a client of
-//!   its own was told.
-//! - **One layer value, one state.** However often `layer()` is called and services are cloned, they
-//!   share what was made by the constructor. Handles look at it and change it at run time.
+//!   came [from further in](Overloaded#rejected-here-or-further-in): the service ran, and passes on a rejection that a client
+//!   of its own got.
+//! - **One layer value, one state.** All services that a layer value makes, and their clones, share the state
+//!   that its constructor made. Handles read and change it at run time.
 //! - **No unbounded queue.** Every wait is bounded in number. In [`edge()`](fn@edge) and [`WfqLayer`] it is also bounded
 //!   in time, one second by default; in the other layers if you ask for it.
-//! - **Nothing is lost.** Permits come back on completion, error, panic, and when a future or a readied
-//!   service is dropped.
-//! - **Nothing is spawned** (but to say goodbye to a WebSocket, what waits [on trial](shadow), and a fleet's calls to its server), nothing is allocated for a request that
-//!   is accepted (but for the stamp of a [`SubmittedAtLayer`]), and no unsafe code is used.
+//! - **No permit is lost.** Permits come back on completion, error and panic, and when a future, or a service that was
+//!   polled ready, is dropped.
+//! - **No task, no allocation, no unsafe code** for an accepted request. Exceptions: closing a WebSocket, waiting in a
+//!   [dry run](shadow) and a fleet's calls to its server take a task, the stamp of a [`SubmittedAtLayer`] an allocation.
 //!
 //! # Features
 //! | feature | adds |
@@ -79,25 +99,26 @@
 //! | `fleet` | `Fleet`: limits that replicas share, by a server of yours (a trait of one function), or in memory for tests |
 //! | `hyper` | `submitted_at::StampDecoded`: stamps a request at the moment hyper has decoded it |
 //! | `metrics` | `observe::Metrics`: the numbers of all layers, for Prometheus and for the `metrics` crate |
-//! | `net` | `ConnectionLimit`: no more connections are accepted than may be open |
+//! | `net` | `ConnectionLimit`: bounds open connections |
 //! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
 //! | `redis` | that server is Redis or Valkey. MSRV 1.88 with redis 1.4 or later; cargo takes redis 1.1 for Rust 1.85 |
 //! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |
 //! | `serde` | [`config`]s are read from TOML, JSON and the like, with units: `"100ms"`, `"500/s"` |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |
 //! | `tonic` | connections of a `ConnectionLimit` can be served by tonic 0.14 |
-//! | `ws` (on unless turned off) | refused WebSockets are closed with 1013, instead of failing their handshake |
+//! | `ws` (default) | rejected WebSockets are closed with 1013, instead of failing their handshake |
 //!
-//! Features only ever add: with all of them on, everything works as without them.
+//! A feature only adds: what worked without it works with it.
 //!
 //! # Stacking
 //! From the outside in, leaving out what you do not need ([`edge()`](fn@edge) is all of it but the
 //! quota):
 //!
 //! ```text
-//! SubmittedAt           the clock starts
-//! OverloadResponse      what the layers inside refuse is answered
-//! KeyedRateLimit        whoever has used up its quota is told so, and does not queue for it
+//! SubmittedAt           stamps the request: its age counts from here
+//! OverloadResponse      answers what the layers inside reject
+//! Deadline, Priority    stamp how long the client waits, and how much the request matters
+//! KeyedRateLimit        rejects clients that have used up their quota, before they queue
 //! Wfq                   who is next? Requests wait here, and nowhere else
 //! CoDel                 has it waited too long?
 //! AdaptiveConcurrency   is there room? This is what requests wait for
@@ -107,10 +128,6 @@
 //! Put the layers of this crate into *one* `ServiceBuilder`: axum's `Router::layer`, called twice, puts a
 //! service between them that is always ready, and the outer layer no longer sees that the inner one is full.
 //! [`guide::stacking`] has the reasons, where the other layers go, and what each wrong order does.
-//!
-//! # Guide
-//! [`guide`]: choosing a layer, stacking, tuning, deploying, a runbook, what is promised, a comparison with
-//! others, and why it is as it is.
 
 pub mod adaptive_concurrency;
 pub mod bypass;
@@ -126,6 +143,7 @@ mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;
 pub mod deadline;
+mod digits;
 pub mod edge;
 #[cfg(all(feature = "fleet", not(all(test, backpressure_loom))))]
 pub mod fleet;
@@ -165,7 +183,7 @@ pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;
 #[cfg(feature = "net")]
 pub use connection_limit::ConnectionLimit;
-pub use deadline::Deadline;
+pub use deadline::{Deadline, DeadlineLayer};
 pub use edge::{Edge, edge};
 #[cfg(all(feature = "fleet", not(all(test, backpressure_loom))))]
 pub use fleet::{
@@ -181,7 +199,7 @@ pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLa
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
-pub use priority::Priority;
+pub use priority::{Priority, PriorityLayer};
 pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
 pub use respond::{OverloadResponse, OverloadResponseLayer};
@@ -192,7 +210,7 @@ pub use shadow::{Shadow, ShadowLayer};
 pub use submitted_at::{SubmittedAt, SubmittedAtLayer};
 pub use wfq::{Wfq, WfqConfig, WfqLayer};
 
-/// The README's example, compiled and run with the others.
-#[cfg(doctest)]
+/// The README's examples, compiled and run with the others. One of them shows metrics.
+#[cfg(all(doctest, feature = "metrics"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -40,7 +40,7 @@
 //! A limiter that is polled and found full remembers the caller, to hand it the next free permit.
 //! But whoever sheds does not come back for it. In tower, a `LoadShed` that was refused once and is
 //! then kept, idle, is handed the next permit that gets free, and with a limit of 1 every request
-//! after that is refused although nothing runs (`tests/shed_leaves_no_trace.rs` shows 1000 of 1000).
+//! after that is refused although nothing runs (`tests/stacks/shed_leaves_no_trace.rs` shows 1000 of 1000).
 //!
 //! Here the layers of this crate are told that the caller sheds, and remember nothing. An inner
 //! limiter of another crate cannot be told, so it is replaced by a fresh clone of itself, whose

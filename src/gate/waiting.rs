@@ -71,7 +71,7 @@ pin_project! {
     //
     // The inner future is a parameter, and no field names it by way of `S`: to find it there the compiler would have to
     // prove `S::Error: Into<BoxError>` again where this is awaited, which it cannot do in an async block if the error is
-    // a `BoxError`. See `tests/spawned.rs`.
+    // a `BoxError`. See `tests/stacks/spawned.rs`.
     pub struct WaitingFuture<W, S, F, R, H> {
         #[pin]
         state: State<W, S, F, R, H>,

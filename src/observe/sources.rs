@@ -166,6 +166,9 @@ impl Source for wfq::Handle {
             [
                 (Reason::QueueFull, rejected.queue_full),
                 (Reason::WaitTimeout, rejected.wait_timeout),
+                (Reason::Displaced, rejected.displaced),
+                (Reason::Deadline, rejected.deadline),
+                (Reason::WouldBeLate, rejected.would_be_late),
             ],
         );
         samples.count(&REFUSED_INSIDE, snapshot.refused);
@@ -174,6 +177,7 @@ impl Source for wfq::Handle {
         samples.queue_wait(snapshot.waits);
         samples.level(&TENANTS, snapshot.tenants as f64);
         samples.count(&TENANT_OVERFLOW, snapshot.overflowed);
+        samples.priorities(&snapshot.priorities);
     }
 }
 
@@ -193,6 +197,9 @@ impl Source for edge::Handle {
                 (Reason::QueueFull, rejected.queue_full),
                 (Reason::WaitTimeout, rejected.wait_timeout),
                 (Reason::TooOld, rejected.too_old),
+                (Reason::Displaced, rejected.displaced),
+                (Reason::Deadline, rejected.deadline),
+                (Reason::WouldBeLate, rejected.would_be_late),
             ],
         );
         samples.limit(permits.limit, permits.in_flight, permits.peak_in_flight);
@@ -207,6 +214,7 @@ impl Source for edge::Handle {
         samples.count(&REFUSED_INSIDE, snapshot.refused);
         samples.level(&TENANTS, snapshot.tenants as f64);
         samples.count(&TENANT_OVERFLOW, snapshot.overflowed);
+        samples.priorities(&snapshot.priorities);
         samples.count_by(&LIMIT_MOVES, "narrowed", age.narrowings);
         samples.count_by(&LIMIT_MOVES, "widened", age.widenings);
         samples.count_by(&LIMIT_MOVES, "undone", age.undone);
@@ -255,6 +263,7 @@ impl Source for keyed_concurrency_limit::Handle {
             [
                 (Reason::QueueFull, totals.rejected),
                 (Reason::WaitTimeout, totals.timed_out),
+                (Reason::Deadline, totals.expired),
             ],
         );
         samples.count_by(&REQUESTS, "cancelled", totals.cancelled);

@@ -1,6 +1,6 @@
 //! The default law, with the real layer in front of a simulated server: what it has to hold, line by line.
 //!
-//! Each line is run with one seed; `BACKPRESSURE_SEEDS=10 cargo test --release --test conformance` runs them
+//! Each line is run with one seed; `BACKPRESSURE_SEEDS=10 cargo test --release -p conformance` runs them
 //! with more.
 
 use std::time::Duration;

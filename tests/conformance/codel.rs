@@ -1,6 +1,6 @@
 //! Admission by age, scenario by scenario: `tests/support/overload.rs` says what has to hold.
 //!
-//! Each line is run with one seed; `BACKPRESSURE_SEEDS=10 cargo test --release --test conformance codel
+//! Each line is run with one seed; `BACKPRESSURE_SEEDS=10 cargo test --release -p conformance codel
 //! -- --nocapture` runs them with more, and shows what was seen.
 
 use std::time::Duration;
