@@ -15,7 +15,7 @@ fn runtime() -> Runtime {
 
 /// Lets the call be made that was asked for.
 fn answer(runtime: &Runtime) {
-    runtime.block_on(tokio::time::sleep(Duration::from_millis(5)));
+    runtime.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
 }
 
 pub fn leased() -> (Runtime, FleetRateLimitLayer) {
