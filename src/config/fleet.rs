@@ -46,3 +46,37 @@ impl FleetConfig {
         fleet::check_prefix(&self.prefix)
     }
 }
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_read_and_what_makes_no_sense_is_refused_by_name() {
+        let read = |text: &str| {
+            toml::from_str::<FleetConfig>(text).map_err(|error| error.message().to_owned())
+        };
+        assert_eq!(read("nodes = 3"), Ok(FleetConfig::new(3)));
+        let all = "nodes = 10\nprefix = 'shop:eu'\ntimeout = '20ms'\nfallback = 'closed'";
+        let expected = FleetConfig {
+            prefix: "shop:eu".to_owned(),
+            timeout: Duration::from_millis(20),
+            fallback: Fallback::Closed,
+            ..FleetConfig::new(10)
+        };
+        assert_eq!(read(all), Ok(expected));
+        for (text, field) in [
+            ("", "nodes is missing"),
+            ("nodes = 0", "nodes must be"),
+            ("nodes = 1\nprefix = 'a b'", "prefix must be 1 to 64"),
+            ("nodes = 1\ntimeout = '0ms'", "timeout must be more than 0"),
+            (
+                "nodes = 1\nfallback = 'none'",
+                "fallback must be \"local\", \"open\" or \"closed\"",
+            ),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.starts_with(field), "{error}");
+        }
+    }
+}
