@@ -41,7 +41,8 @@
 //! the place of the oldest request of the tenant that has the most waiting for its weight; that one is rejected at once, with
 //! [`Reason::QueueFull`](crate::Reason::QueueFull).
 //!
-//! The shares of tenants do not change. If every request is of another tenant, requests are served in the order in which they
+//! In the long run the shares of tenants do not change. But a burst of one tenant that is larger than the places there are is
+//! cut, although the tenant has had less than its share. If every request is of another tenant, requests are served in the order in which they
 //! came, and a newcomer for which there is no place is rejected.
 //!
 //! [`newest_first(false)`](Edge::newest_first) keeps the order of arrival, for clients that would rather wait.
@@ -66,10 +67,10 @@
 //! its protocol states (`grpc-timeout`, `connect-timeout-ms`). It is rejected
 //! - when it comes, if those ahead of it would make it miss the deadline: [`Reason::WouldBeLate`](crate::Reason::WouldBeLate);
 //! - when the deadline passes while it waits, by a timer: [`Reason::Deadline`](crate::Reason::Deadline);
-//! - at its turn, if less time is left than three of four requests take: `WouldBeLate`. It is not sent to the service.
+//! - at its turn, if nearly all requests take longer than the time that is left: `WouldBeLate`. It is not sent to the service.
 //!
-//! Where more than one waiter in ten misses its deadline, the newest is served first until the queue has drained, as under
-//! plain overload. A request that starts at once is not asked: put a [`DeadlineLayer`](crate::DeadlineLayer) around the edge to
+//! Where a queue of at least half CoDel's target makes more than one request miss its deadline for each ten waiters that are
+//! served, the newest is served first until the queue has drained, as under plain overload. A request that starts at once is not asked: put a [`DeadlineLayer`](crate::DeadlineLayer) around the edge to
 //! reject what has expired before.
 //!
 //! # Tenants

@@ -133,12 +133,13 @@ impl Ages {
     /// The same of a waiter that is next in this lane, in this order.
     pub(crate) fn judge_next(
         &mut self,
-        (lane, order): (Lane, Order),
+        next: (Lane, Order),
+        less_important_wait: bool,
         scene: &Scene<'_>,
         age: &Age,
     ) -> Result<(), Reason> {
         let entry = entry(age, scene.in_flight);
-        let verdict = self.law.enter_next(scene.now, &entry, lane, order);
+        let verdict = (self.law).enter_next(scene.now, &entry, next, less_important_wait);
         self.count(verdict)
     }
 

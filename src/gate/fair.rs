@@ -17,8 +17,8 @@
 //! priority are next in the order of arrival. Under plain overload the newest is next, and fewer may wait: see
 //! [`Ages::order`].
 //!
-//! A request is not too old as long as less important ones are served: for each of those, one more important waiter is spared.
-//! So where the important requests alone are not too many, none of them is rejected for its age.
+//! While less important requests wait, those are rejected for their age first: a more important one may be older. So where the
+//! important requests alone are not too many, none of them is rejected for its age.
 //!
 //! # What it does not do
 //! - Nobody waits for CoDel's width, the number of requests in flight at which requests do not get old: at the width, what

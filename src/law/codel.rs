@@ -36,6 +36,14 @@ use std::time::Duration;
 use self::{ages::Ages, excess::Excess, standing::Standing, width::Width};
 use super::fair_queue::{Lane, Order};
 
+/// While a queue stands, what is older than so many targets is rejected;
+const OLD: u64 = 2;
+
+/// and while less important requests wait, what is older than so many: those are to be rejected first. With two, up to 8 % of
+/// the most important requests are rejected at three times the capacity where four workers make some of them wait for longer
+/// than that by chance, and with five up to 1 %; with ten none is (`who_is_served`).
+const SPARED: u64 = 10;
+
 /// Times are nanoseconds since any fixed moment, and may stand still or go back.
 // In this order, so that what each request touches is in as few cache lines as it can be: the threads of a server
 // take them from each other.
@@ -212,17 +220,21 @@ impl CoDel {
     }
 
     /// A request is next that has waited. If it is the newest, because [it should be](Self::order), no other would be better
-    /// served: it is not too old, but for `max_sojourn`.
+    /// served: it is not too old, but for `max_sojourn`. If less important requests wait, it may be [older](SPARED) than others.
     pub(crate) fn enter_next(
         &mut self,
         now: u64,
         entry: &Entry,
-        lane: Lane,
-        order: Order,
+        (lane, order): (Lane, Order),
+        less_important_wait: bool,
     ) -> Verdict {
         let standing = self.look(now, entry);
-        let is_old = order == Order::OldestFirst && self.is_too_old(standing, entry);
-        let too_old = self.is_too_old(false, entry) || is_old && !self.excess.spares(lane);
+        let targets = match less_important_wait {
+            true => SPARED,
+            false => OLD,
+        };
+        let stands = standing && order == Order::OldestFirst;
+        let too_old = self.is_older(targets, stands, entry);
         match too_old {
             true => self.excess.note_rejected(lane),
             false => self.excess.note_served(lane),
@@ -271,6 +283,12 @@ impl CoDel {
 
     #[inline]
     fn is_too_old(&self, standing: bool, entry: &Entry) -> bool {
+        self.is_older(OLD, standing, entry)
+    }
+
+    /// Whether a request is older than so many targets, and it would help to reject it.
+    #[inline]
+    fn is_older(&self, targets: u64, standing: bool, entry: &Entry) -> bool {
         let &Entry {
             age,
             own,
@@ -286,7 +304,7 @@ impl CoDel {
         if max_sojourn.is_some_and(|max| age > max) {
             return true;
         }
-        if !standing || age <= target.saturating_mul(2) {
+        if !standing || age <= target.saturating_mul(targets) {
             return false;
         }
         // Nobody else is there whom it could be in the way of.

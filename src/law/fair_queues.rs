@@ -224,6 +224,12 @@ impl<T> FairQueues<T> {
         }
     }
 
+    /// Whether there are waiters that matter less.
+    #[inline]
+    pub(crate) fn has_less_important(&self, lane: Lane) -> bool {
+        !self.is_single && (0..lane).any(|lane| self.waiting_in(lane) > 0)
+    }
+
     pub(crate) fn virtual_time(&self, lane: Lane) -> u128 {
         self.lane(lane).virtual_time()
     }

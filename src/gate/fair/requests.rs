@@ -58,7 +58,8 @@ impl Serves for Ages {
                 own,
                 oldest: room.oldest_that_may_run(now),
             };
-            match room.serves.judge_next((lane, order), scene, &age) {
+            let less_wait = room.queue.has_less_important(lane);
+            match (room.serves).judge_next((lane, order), less_wait, scene, &age) {
                 Ok(()) => {
                     room.note_started(lane);
                     let seat = &mut room.seats[seat];

@@ -21,8 +21,8 @@
 //! # Priorities
 //! To the requests of one priority, only what matters as much or more is in the way. So each [lane](Lane) has an excess of its
 //! own, in which less important requests do not count: the most important requests keep the order of arrival, and may wait,
-//! as long as there are not too many of them. They are also [spared](Excess::spares) for their age, as many of them as less
-//! important requests were served instead: it was the place of one of those that they should have had.
+//! as long as there are not too many of them. And while less
+//! important requests wait, more important ones may be [older](super::CoDel::enter_next).
 
 use crate::law::{fair_queue::Lane, fair_queues::LANES};
 
@@ -43,9 +43,8 @@ const MOST_PLACES: f64 = 2.5;
 /// By priority.
 #[derive(Debug, Default)]
 pub(super) struct Excess {
-    /// Of this interval, and of the last one.
+    /// Of this interval.
     counts: [Counts; LANES],
-    last: [Counts; LANES],
     seen: [Seen; LANES],
 }
 
@@ -58,8 +57,6 @@ struct Counts {
     rejected: u32,
     /// How many of those were waiters that missed their deadlines.
     late: u32,
-    /// How many waiters were served although they were too old, because less important ones had been served.
-    spared: u32,
 }
 
 impl Counts {
@@ -72,7 +69,6 @@ impl Counts {
             served: self.served.saturating_add(other.served),
             rejected: self.rejected.saturating_add(other.rejected),
             late: self.late.saturating_add(other.late),
-            spared: self.spared.saturating_add(other.spared),
         }
     }
 }
@@ -121,25 +117,6 @@ impl Excess {
         );
     }
 
-    /// Whether a waiter of this lane is let in although it is too old: instead of a less important one that was served, in this
-    /// interval or the last.
-    pub(super) fn spares(&mut self, lane: Lane) -> bool {
-        let of = |counts: &[Counts; LANES]| {
-            let less = counts[..usize::from(lane)].iter();
-            let less = less.map(|counts| u64::from(counts.served)).sum::<u64>();
-            let spared = counts.iter().map(|counts| u64::from(counts.spared));
-            (less, spared.sum::<u64>())
-        };
-        let ((less, spared), (less_before, spared_before)) = (of(&self.counts), of(&self.last));
-        let spares = spared + spared_before < less + less_before;
-        if spares {
-            let spared = 1;
-            let one = Counts::default();
-            self.count(lane, Counts { spared, ..one });
-        }
-        spares
-    }
-
     /// Whether many waiters have missed their deadlines in this interval.
     pub(super) fn many_are_late(&self) -> bool {
         self.with_more_important()
@@ -169,7 +146,7 @@ impl Excess {
             }
         }
         self.seen = seen;
-        self.last = std::mem::take(&mut self.counts);
+        self.counts = [Counts::default(); LANES];
     }
 
     /// Whether the overload is plain, if a queue stands.
@@ -304,25 +281,6 @@ mod tests {
             (0..2).for_each(|_| queue.makes_way(20, 0, MS));
             assert!(!queue.excess.is_plain(MAIN), "it has drained");
         }
-    }
-
-    #[test]
-    fn as_many_are_spared_as_less_important_ones_were_served() {
-        let mut excess = Excess::default();
-        assert!(!excess.spares(HIGH));
-        excess.note_served(MAIN);
-        excess.note_served(LOW);
-        excess.note_served(HIGH);
-        assert!(!excess.spares(LOW), "nothing matters less");
-        assert_eq!([excess.spares(MAIN), excess.spares(MAIN)], [true, false]);
-        assert_eq!([excess.spares(HIGH), excess.spares(HIGH)], [true, false]);
-        excess.note_served(LOW);
-        excess.close(true);
-        assert_eq!([excess.spares(HIGH), excess.spares(HIGH)], [true, false]);
-        excess.note_served(LOW);
-        excess.close(true);
-        excess.close(true);
-        assert!(!excess.spares(HIGH), "that was long ago");
     }
 
     #[test]

@@ -138,8 +138,6 @@ pub(super) struct Naive {
     turnover: DrainRate,
     started_waiters: u64,
     moved: (u64, u64),
-    /// The least important lane of which a waiter was served.
-    lowest_started: Option<Lane>,
     pub(super) law: CoDel,
     pub(super) newest_first: bool,
     knows_of: u64,
@@ -184,7 +182,6 @@ impl Naive {
             turnover: DrainRate::default(),
             started_waiters: 0,
             moved: (0, 0),
-            lowest_started: None,
             law: CoDel::new(ages, 0),
             newest_first: false,
             knows_of: 0,

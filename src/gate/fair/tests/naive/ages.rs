@@ -67,10 +67,6 @@ impl Naive {
         );
     }
 
-    fn has_served_below(&self, lane: Lane) -> bool {
-        self.lowest_started.is_some_and(|lowest| lowest < lane)
-    }
-
     pub(super) fn judge(
         &mut self,
         age: u64,
@@ -93,7 +89,10 @@ impl Naive {
         let is_old = age > target.saturating_mul(2);
         let stands = self.law.report(self.now).overloaded;
         let verdict = match next {
-            Some((lane, order)) => self.law.enter_next(self.now, &entry, lane, order),
+            Some(next) => {
+                let less = self.waiting.iter().any(|waiter| waiter.lane < next.0);
+                self.law.enter_next(self.now, &entry, next, less)
+            }
             None => self.law.enter(self.now, &entry),
         };
         let still_stands = stands && self.law.report(self.now).overloaded;
@@ -102,7 +101,8 @@ impl Naive {
             Verdict::Admit => {
                 // More important ones may be spared instead of less important ones.
                 let may_be_spared = next.is_some_and(|(lane, order)| {
-                    order == Order::NewestFirst || self.has_served_below(lane)
+                    order == Order::NewestFirst
+                        || self.waiting.iter().any(|waiter| waiter.lane < lane)
                 });
                 if still_stands && is_old && in_the_way && !may_be_spared {
                     self.note_probe();

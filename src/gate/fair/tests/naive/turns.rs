@@ -79,8 +79,6 @@ impl Naive {
     /// A waiter of this lane starts: each lane that waits is owed a part of a start.
     pub(super) fn note_started(&mut self, started: Lane) {
         self.started_waiters += 1;
-        let lowest = self.lowest_started.unwrap_or(started);
-        self.lowest_started = Some(lowest.min(started));
         if !self.asks {
             return;
         }
