@@ -79,6 +79,9 @@
 //! the response's head, also with [`hold_until_body_end`]. Where the work is in the body, the time to the
 //! head says nothing about it and the limit grows to its `max`: set one, or use a fixed limit there.
 //!
+//! Callers wait before there is a request, so the layer cannot see [deadlines](crate::deadline#behavior). A
+//! [`DeadlineLayer`](crate::DeadlineLayer) inside it rejects what has expired in the meantime.
+//!
 //! # Errors
 //! [`Overloaded`] past the bounds, and from a `LoadShed` outside it at the limit. Its
 //! retry hint is the length of the queue over the rate at which permits came back lately. Errors of the

@@ -33,6 +33,9 @@
 //! most [`max_wait`]. In a server a wait is an in-process queue that nobody upstream can see, so
 //! there is no setting without a bound.
 //!
+//! Callers wait before there is a request, so the layer cannot see [deadlines](crate::deadline#behavior). A
+//! [`DeadlineLayer`](crate::DeadlineLayer) inside it rejects what has expired in the meantime.
+//!
 //! # Errors
 //! Past those bounds the service is ready, and `call` answers with [`Overloaded`]
 //! ([`Reason::QueueFull`], [`Reason::WaitTimeout`]) without calling the inner service. Its

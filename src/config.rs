@@ -114,6 +114,7 @@
 //! | | `max_waiting_per_tenant` | as `max_waiting` | any number |
 //! | | `max_tenants` | 10 000 | any number |
 //! | | `max_in_flight_per_tenant` | no bound | at least 1 |
+//! | | `priority_floor` | 0.01 | 0 to 0.2 |
 //! | [`EdgeConfig`], [`Edge`] | `wfq`, `codel`, `adaptive`, `newest_first` | as theirs; `true` | tables as above; `max_waiting` and `max_wait` of `adaptive` do not apply |
 //! | [`CircuitBreakerConfig`], [`CircuitBreakerLayer`] | `failures` | 5 | at least 1; not with `failure_rate` |
 //! | | `failure_rate` | not | more than 0, at most 1 |

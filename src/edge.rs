@@ -118,14 +118,14 @@ use tower_service::Service;
 
 use self::{
     admitted::{Admitted, Holding},
-    service::Admission,
+    service::{Admission, Shared},
 };
 pub use self::{
     handle::{AgeSnapshot, Handle, Permit, Snapshot},
     service::{Gates, GatesFuture, GatesService},
 };
 use crate::{
-    BoxError, Clock, CoDelConfig, ConfigError, Hold, OverloadResponseLayer, ShadowLayer,
+    BoxError, Clock, CoDelConfig, ConfigError, Hold, OverloadResponseLayer, Priority, ShadowLayer,
     UntilBodyEnd, UntilResponse, WfqConfig,
     adaptive_concurrency::Limit,
     config::{AdaptiveConcurrencyConfig, EdgeConfig},
@@ -137,6 +137,7 @@ use crate::{
         gate::Gate,
         governor::Governor,
     },
+    head::Head,
     respond::{Caller, OverloadBody, OverloadResponseFuture, is_unread},
     sync::Arc,
     wfq::{ExtractTenant, FromExtension, WithCost},
@@ -176,7 +177,11 @@ impl Edge {
         gate.set_newest_first(newest_first);
         Self {
             response: OverloadResponseLayer::new(),
-            gates: Gates::new(Arc::new(gate), Arc::new(FromExtension)),
+            gates: Gates::new(Shared {
+                gate: Arc::new(gate),
+                extract: Arc::new(FromExtension),
+                priority: None,
+            }),
         }
     }
 }
@@ -195,10 +200,43 @@ impl<E, H> Edge<E, H> {
     }
 
     fn extract<E2>(self, extract: Arc<E2>) -> Edge<E2, H> {
-        let gate = Arc::clone(&self.gates.shared().gate);
+        let Shared { gate, priority, .. } = self.gates.shared();
+        let (gate, priority) = (Arc::clone(gate), priority.clone());
         Edge {
             response: self.response,
-            gates: Gates::new(gate, extract),
+            gates: Gates::new(Shared {
+                gate,
+                extract,
+                priority,
+            }),
+        }
+    }
+
+    /// How much each request matters: it goes before those that matter less, and displaces one of them if the queue is
+    /// full. Unless this says otherwise, requests have the [`Priority`] in their extensions, which a
+    /// `PriorityLayer` further out may have put there. See [priorities](mod@self#priorities).
+    ///
+    /// ```
+    /// use tower_backpressure::{Priority, edge};
+    ///
+    /// let stack = edge().priority(|head| match head.uri.path() {
+    ///     "/checkout" => Priority::Critical,
+    ///     path if path.starts_with("/report") => Priority::Background,
+    ///     _ => Priority::Normal,
+    /// });
+    /// # let _ = stack;
+    /// ```
+    pub fn priority(self, priority: impl Fn(Head<'_>) -> Priority + Send + Sync + 'static) -> Self {
+        let Shared { gate, extract, .. } = self.gates.shared();
+        gate.ask_urgency();
+        let shared = Shared {
+            gate: Arc::clone(gate),
+            extract: Arc::clone(extract),
+            priority: Some(std::sync::Arc::new(priority)),
+        };
+        Self {
+            response: self.response,
+            gates: Gates::new(shared),
         }
     }
 

@@ -5,6 +5,7 @@
 //! | [`choosing`] | which layer do I need, and which do I not? |
 //! | [`stacking`] | in which order, and what happens in another? |
 //! | [`tuning`] | what is each setting for, and what does a wrong value do? |
+//! | [`priorities_and_deadlines`] | who is served when not everybody can be, and what do clients send? |
 //! | [`deploying`] | what goes around it in an axum, tonic or hyper server? |
 //! | [`runbook`] | it is three in the morning: what do I look at, and what do I change? |
 //! | [`promises`] | what can I rely on, and what not? |
@@ -39,6 +40,7 @@ pages! {
         "plots/tenants.svg" "plots/tenants.md"
         "plots/retries.svg" "plots/retries.md"
         "plots/disturbances.svg" "plots/disturbance_limits.svg" "plots/disturbances.md";
+    priorities_and_deadlines: "priorities_and_deadlines.md";
     deploying: "deploying.md";
     runbook: "runbook.md";
     promises: "promises.md";

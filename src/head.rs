@@ -27,3 +27,26 @@ impl<'a> Head<'a> {
         }
     }
 }
+
+/// A request that has a [`Head`]. Implemented by [`http::Request`], and by nothing else.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no HTTP request",
+    note = "an edge takes an `http::Request`; for other requests, put the layers together by hand"
+)]
+pub trait HasHead: sealed::Sealed {
+    #[doc(hidden)]
+    fn head(&self) -> Head<'_>;
+}
+
+impl<B> HasHead for Request<B> {
+    #[inline]
+    fn head(&self) -> Head<'_> {
+        Head::of(self)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl<B> Sealed for http::Request<B> {}
+}

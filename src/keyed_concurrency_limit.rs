@@ -40,6 +40,10 @@
 //! [`LoadShedLayer`](crate::LoadShedLayer) outside sheds nothing, and
 //! [`max_waiting(0)`](KeyedConcurrencyLimitLayer::max_waiting) has the same effect.
 //!
+//! With [`deadline`](KeyedConcurrencyLimitLayer::deadline) it honours deadlines. A request whose deadline passes while it waits is
+//! rejected then, by a timer, and one that comes too late is rejected at once. The inner service is not called, and the order of the others
+//! stays as it is.
+//!
 //! **Memory is bounded.** At most [`max_waiting`](KeyedConcurrencyLimitLayer::max_waiting) (10 000)
 //! requests wait, of one key or of all together. A key that nobody uses costs nothing, unless it was given
 //! a limit of its own.
@@ -47,7 +51,7 @@
 //! # Errors
 //! [`Overloaded`](crate::Overloaded) with [`Reason::QueueFull`](crate::Reason::QueueFull), or with
 //! [`Reason::WaitTimeout`](crate::Reason::WaitTimeout) after
-//! [`max_wait`](KeyedConcurrencyLimitLayer::max_wait). `retry_after` is the time that it takes to work
+//! [`max_wait`](KeyedConcurrencyLimitLayer::max_wait), or with [`Reason::Deadline`](crate::Reason::Deadline). `retry_after` is the time that it takes to work
 //! off those of the key who wait, at the rate at which they were served lately; 1 s where that is not known.
 //! Errors of the inner service are passed on.
 //!
@@ -61,6 +65,7 @@
 //! Use one value once on the path of a request, or the request waits for itself:
 //! [`concurrency_limit`](crate::concurrency_limit#cloning) has the details. Debug builds panic where that happens.
 
+mod key;
 mod waiter;
 
 use std::{
@@ -75,14 +80,15 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use self::waiter::ForPermit;
-pub use self::waiter::KeyedLimitResponseFuture;
+pub use self::{key::Key, waiter::KeyedLimitResponseFuture};
 pub use crate::gate::keyed_gates::{KeySnapshot, Snapshot, Totals};
 use crate::{
-    BoxError, ConfigError, Hold, UntilBodyEnd, UntilResponse,
+    BoxError, ConfigError, Deadline, Hold, UntilBodyEnd, UntilResponse,
     config::KeyedConcurrencyLimitConfig,
+    deadline::WithDeadline,
     gate::{
         aside::{hand_back, handover::Handover, nested, shed},
-        keyed_gates::{KeyedGates, Place, Serving},
+        keyed_gates::{KeyedGates, Serving},
     },
     hold::sealed::Held,
     sync::Arc,
@@ -92,7 +98,7 @@ use crate::{
 ///
 /// `K` finds a request's key. `H` says how long a request counts as in flight.
 pub struct KeyedConcurrencyLimitLayer<K, H = UntilResponse<Serving>> {
-    gates: Arc<KeyedGates>,
+    handle: Handle,
     key: Arc<K>,
     hold: PhantomData<fn() -> H>,
 }
@@ -108,7 +114,9 @@ impl<K> KeyedConcurrencyLimitLayer<K> {
     pub fn new(limit: usize, key: K) -> Self {
         let gates = KeyedGates::new(limit);
         Self {
-            gates: Arc::new(gates.unwrap_or_else(|error| panic!("{error}"))),
+            handle: Handle {
+                gates: Arc::new(gates.unwrap_or_else(|error| panic!("{error}"))),
+            },
             key: Arc::new(key),
             hold: PhantomData,
         }
@@ -142,28 +150,52 @@ impl<K, H> KeyedConcurrencyLimitLayer<K, H> {
     /// At most so many requests wait, of one key or of all together; the next one is refused. 10 000 unless
     /// set; with 0 nobody waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
-        self.gates.set_max_waiting(max_waiting);
+        self.handle.gates.set_max_waiting(max_waiting);
         self
     }
 
     /// At most so many requests of one key wait. As many as of all, unless set.
     pub fn max_waiting_per_key(self, max_waiting: usize) -> Self {
-        self.gates.set_max_waiting_per_key(max_waiting);
+        self.handle.gates.set_max_waiting_per_key(max_waiting);
         self
     }
 
     /// Nobody waits longer than this; who has is refused. No bound unless set. It needs what
     /// [`ConcurrencyLimitLayer::max_wait`](crate::ConcurrencyLimitLayer::max_wait) needs.
     pub fn max_wait(self, max_wait: Duration) -> Self {
-        self.gates.set_max_wait(Some(max_wait));
+        self.handle.gates.set_max_wait(Some(max_wait));
         self
+    }
+
+    /// Requests have deadlines, and are rejected when they pass: `deadline` is an
+    /// [`ExtractDeadline`](crate::deadline::ExtractDeadline), such as [`FromRequest`](crate::deadline::FromRequest) for HTTP, or a
+    /// `Fn(&Request) -> Option<Deadline>`. It needs what [`max_wait`](Self::max_wait) needs.
+    ///
+    /// ```
+    /// use tower_backpressure::{Deadline, KeyedConcurrencyLimitLayer};
+    ///
+    /// struct Job { action: &'static str, deadline: Option<Deadline> }
+    ///
+    /// let limit = KeyedConcurrencyLimitLayer::new(2, |job: &Job| Some(job.action))
+    ///     .deadline(|job: &Job| job.deadline);
+    /// # let _ = limit;
+    /// ```
+    pub fn deadline<D>(self, deadline: D) -> KeyedConcurrencyLimitLayer<WithDeadline<K, D>, H> {
+        KeyedConcurrencyLimitLayer {
+            handle: self.handle,
+            key: Arc::new(WithDeadline {
+                key: self.key,
+                deadline,
+            }),
+            hold: PhantomData,
+        }
     }
 
     /// Counts an HTTP request as in flight until its response's body ends, fails or is dropped. See
     /// [`hold`](crate::hold).
     pub fn hold_until_body_end(self) -> KeyedConcurrencyLimitLayer<K, UntilBodyEnd<Serving>> {
         KeyedConcurrencyLimitLayer {
-            gates: self.gates,
+            handle: self.handle,
             key: self.key,
             hold: PhantomData,
         }
@@ -172,15 +204,13 @@ impl<K, H> KeyedConcurrencyLimitLayer<K, H> {
     /// A name of its own, for [`Overloaded::layer`](crate::Overloaded::layer). To be given before the first
     /// request; the first name given stays.
     pub fn name(self, name: &'static str) -> Self {
-        self.gates.name.set(name);
+        self.handle.gates.name.set(name);
         self
     }
 
     /// A handle on this limit.
     pub fn handle(&self) -> Handle {
-        Handle {
-            gates: Arc::clone(&self.gates),
-        }
+        self.handle.clone()
     }
 }
 
@@ -198,7 +228,7 @@ impl<S, K, H> Layer<S> for KeyedConcurrencyLimitLayer<K, H> {
 impl<K, H> Clone for KeyedConcurrencyLimitLayer<K, H> {
     fn clone(&self) -> Self {
         Self {
-            gates: Arc::clone(&self.gates),
+            handle: self.handle.clone(),
             key: Arc::clone(&self.key),
             hold: PhantomData,
         }
@@ -208,7 +238,7 @@ impl<K, H> Clone for KeyedConcurrencyLimitLayer<K, H> {
 impl<K, H> fmt::Debug for KeyedConcurrencyLimitLayer<K, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("KeyedConcurrencyLimitLayer")
-            .field(&self.gates)
+            .field(&self.handle.gates)
             .finish()
     }
 }
@@ -221,12 +251,11 @@ pub struct KeyedConcurrencyLimit<S, K, H = UntilResponse<Serving>> {
     layer: KeyedConcurrencyLimitLayer<K, H>,
 }
 
-impl<S, R, K, F, H> Service<R> for KeyedConcurrencyLimit<S, F, H>
+impl<S, R, K, H> Service<R> for KeyedConcurrencyLimit<S, K, H>
 where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
-    F: Fn(&R) -> Option<K>,
-    K: Hash,
+    K: Key<R>,
     H: Hold<S::Response> + From<Serving>,
     R: 'static,
 {
@@ -242,9 +271,14 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let gates = &self.layer.gates;
-        let key = gates.fingerprint((self.layer.key)(&request));
-        let place = match Place::new(gates, key).try_admit() {
+        let KeyedConcurrencyLimitLayer { handle, key, .. } = &self.layer;
+        let deadline = key.deadline(&request);
+        let mut place = key.place(handle, &request);
+        if deadline.is_some_and(Deadline::has_passed) {
+            hand_back::give(request);
+            return KeyedLimitResponseFuture::failed(place.expire());
+        }
+        let place = match place.try_admit() {
             Err(place) => place,
             Ok(mut serving) => match shed::poll(|cx| self.inner.poll_ready(cx)).0 {
                 Poll::Ready(Ok(())) => {
@@ -266,7 +300,7 @@ where
                 }
             },
         };
-        match ForPermit::new(place) {
+        match ForPermit::new(place, deadline) {
             Ok(waiter) => KeyedLimitResponseFuture::waits(waiter, self.inner.clone(), request),
             Err(rejection) => {
                 hand_back::give(request);

@@ -49,6 +49,10 @@
 //! is sent. So at most `rate · max_wait` requests of a key wait, and [`max_waiting`] (1024) of all. Their
 //! global tokens are taken when they come, not when they are sent.
 //!
+//! With [`deadline`](KeyedRateLimitLayer::deadline) it honours deadlines. When its token will be there is known, so a request
+//! that would get it too late is rejected when it comes and takes none. One whose deadline passes while it then waits for
+//! the inner service is rejected by a timer; its token is spent.
+//!
 //! **Memory is bounded.** At most [`max_keys`] (100 000) have a bucket. One takes less than 80 bytes, or 200
 //! at a rate of its own, however long the key is. When room is needed, keys are forgotten whose buckets are
 //! full again, which loses nothing. Keys that have a bucket keep it until then, whatever others do.
@@ -67,7 +71,8 @@
 //! # Errors
 //! [`Overloaded`] with [`Reason::Quota`] if it is the client's own quota that is used up, and
 //! [`Reason::AtLimit`] if it is the global rate or an overflow bucket; with [`max_wait`] also
-//! [`Reason::QueueFull`](crate::Reason::QueueFull). `retry_after` is the time until there is a token of
+//! [`Reason::QueueFull`](crate::Reason::QueueFull), and with a deadline [`Reason::WouldBeLate`](crate::Reason::WouldBeLate) or
+//! [`Reason::Deadline`](crate::Reason::Deadline). `retry_after` is the time until there is a token of
 //! both kinds. Errors of the inner service are passed on.
 //!
 //! # Cancellation
@@ -108,8 +113,9 @@ pub use self::{
 };
 pub use crate::gate::keyed_buckets::Snapshot;
 use crate::{
-    BoxError, Clock, ConfigError, Overloaded, Rate,
+    BoxError, Clock, ConfigError, Deadline, Overloaded, Rate,
     config::KeyedRateLimitConfig,
+    deadline::WithDeadline,
     gate::{
         aside::{hand_back, handover::Handover},
         fingerprint::Fingerprint,
@@ -167,6 +173,30 @@ impl<K> KeyedRateLimitLayer<K> {
             key: Arc::new(WithRate {
                 key: self.key,
                 rate_of,
+            }),
+        }
+    }
+
+    /// Requests have deadlines: `deadline` is an [`ExtractDeadline`](crate::deadline::ExtractDeadline), such as
+    /// [`FromRequest`](crate::deadline::FromRequest) for HTTP, or a `Fn(&Request) -> Option<Deadline>`. To be called after
+    /// [`rate_of`](Self::rate_of).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::Request;
+    /// use tower_backpressure::{KeyedRateLimitLayer, PeerAddr, Rate, deadline};
+    ///
+    /// let limit = KeyedRateLimitLayer::new(Rate::per_second(10), |request: &Request<String>| PeerAddr::of(request))
+    ///     .deadline(deadline::FromRequest)
+    ///     .max_wait(Duration::from_secs(1));
+    /// # let _ = limit;
+    /// ```
+    pub fn deadline<D>(self, deadline: D) -> KeyedRateLimitLayer<WithDeadline<K, D>> {
+        KeyedRateLimitLayer {
+            handle: self.handle,
+            key: Arc::new(WithDeadline {
+                key: self.key,
+                deadline,
             }),
         }
     }
@@ -262,7 +292,8 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let reserved = match self.limit.key.take(&self.limit.handle, &request) {
+        let deadline = self.limit.key.deadline(&request);
+        let reserved = match self.limit.key.take(&self.limit.handle, &request, deadline) {
             Ok(Reserved { taken, .. }) if taken.is_there() => {
                 let handover = Handover::<S::Error>::begin();
                 let future = self.inner.call(request);
@@ -280,7 +311,7 @@ where
                 KeyedResponseFuture::failed(overloaded)
             }
             Ok(put_back) => {
-                let waiter = ForToken::new(put_back.wait(), put_back);
+                let waiter = ForToken::new(put_back, deadline);
                 KeyedResponseFuture::waits(waiter, self.inner.clone(), request)
             }
         }
@@ -360,7 +391,7 @@ impl Handle {
     /// As a request with this key would be refused.
     pub fn try_acquire<K: Hash + ?Sized>(&self, key: &K) -> Result<(), Overloaded> {
         let key = self.buckets.fingerprint(key);
-        let taken = self.buckets.take(Some(key), None, || None);
+        let taken = self.buckets.take(Some(key), None, None, || None);
         taken.map(drop).map_err(|refused| *refused)
     }
 
@@ -372,11 +403,15 @@ impl Handle {
     fn reserve(
         &self,
         key: Option<Fingerprint>,
+        deadline: Option<Deadline>,
         rate: impl FnOnce() -> Option<Rate>,
     ) -> Result<Reserved, Box<Overloaded>> {
-        let taken = self
-            .buckets
-            .take(key, self.buckets.bounds.max_wait(), rate)?;
+        let buckets = &self.buckets;
+        let left = deadline.map(Deadline::remaining);
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(buckets.expire());
+        }
+        let taken = buckets.take(key, buckets.bounds.max_wait(), left, rate)?;
         Ok(Reserved { key, taken })
     }
 

@@ -33,6 +33,8 @@
 //! | a burst to wait, but no standing queue | [`CoDelLayer`] between the queue and the limit |
 //! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
 //! | a bounded queue inside the process, that says how full it is | [`channel`] |
+//! | to work on nothing that its client no longer waits for | [`DeadlineLayer`] outside the queues |
+//! | what is important first, when not everything can be served | [`PriorityLayer`] outside the queues |
 //! | to know when a request arrived | [`SubmittedAtLayer`] outside everything |
 //! | to reject at once what would have to wait | [`LoadShedLayer`] outside the limit |
 //! | to stop calling a service that fails | [`CircuitBreakerLayer`], or [`KeyedCircuitBreakerLayer`] for each endpoint |
@@ -112,6 +114,7 @@
 //! ```text
 //! SubmittedAt           stamps the request: its age counts from here
 //! OverloadResponse      answers what the layers inside reject
+//! Deadline, Priority    stamp how long the client waits, and how much the request matters
 //! KeyedRateLimit        rejects clients that have used up their quota, before they queue
 //! Wfq                   who is next? Requests wait here, and nowhere else
 //! CoDel                 has it waited too long?
@@ -137,6 +140,7 @@ mod config_error;
 #[cfg(feature = "net")]
 pub mod connection_limit;
 pub mod deadline;
+mod digits;
 pub mod edge;
 mod gate;
 #[cfg(any(doc, doctest))]
@@ -174,7 +178,7 @@ pub use concurrency_limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use config_error::ConfigError;
 #[cfg(feature = "net")]
 pub use connection_limit::ConnectionLimit;
-pub use deadline::Deadline;
+pub use deadline::{Deadline, DeadlineLayer};
 pub use edge::{Edge, edge};
 pub use gate::{
     aside::Waited, bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits,
@@ -185,7 +189,7 @@ pub use keyed_concurrency_limit::{KeyedConcurrencyLimit, KeyedConcurrencyLimitLa
 pub use keyed_rate_limit::{KeyedRateLimit, KeyedRateLimitLayer};
 pub use load_shed::{LoadShed, LoadShedLayer};
 pub use overloaded::{BoxError, Overloaded, Reason};
-pub use priority::Priority;
+pub use priority::{Priority, PriorityLayer};
 pub use rate::Rate;
 pub use rate_limit::{RateLimit, RateLimitLayer};
 pub use respond::{OverloadResponse, OverloadResponseLayer};

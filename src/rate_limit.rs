@@ -46,6 +46,9 @@
 //! Under a [`LoadShedLayer`](crate::LoadShedLayer) nothing waits: without a token the request is refused
 //! at once.
 //!
+//! Callers wait before there is a request, so the layer cannot see [deadlines](crate::deadline#behavior). A
+//! [`DeadlineLayer`](crate::DeadlineLayer) inside it rejects what has expired in the meantime.
+//!
 //! # Errors
 //! [`Overloaded`] with [`Reason::QueueFull`] or [`Reason::WaitTimeout`], under a `LoadShedLayer`
 //! [`Reason::AtLimit`]. Its `retry_after` is the exact time until there would be a token, behind all

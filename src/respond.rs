@@ -30,6 +30,12 @@
 //! | Connect, streaming | an end-of-stream message with the same |
 //! | WebSocket (feature `ws`) | the handshake is accepted and the socket closed with 1013 (try again later) and the hint as the reason: of a handshake that fails, a script in a browser is only told that it failed |
 //!
+//! A request whose [deadline](crate::deadline) has passed ([`Reason::Deadline`]) is answered with `DEADLINE_EXCEEDED` to gRPC
+//! and `deadline_exceeded` (504 if unary) to Connect, without a retry hint: those clients do not try again what is too late. HTTP
+//! and WebSocket clients get the answers above. A request that was rejected because it would be late
+//! ([`Reason::WouldBeLate`]), or because a more important one took its place ([`Reason::Displaced`]), may be served by
+//! another server, so all clients get the answers above.
+//!
 //! Which it is is told by the request's method and headers, in the order of [`Protocol`], or by a
 //! `Protocol` among its extensions.
 //!
@@ -277,7 +283,7 @@ impl OverloadResponseLayer {
         self.set(|settings| settings.jitter = jitter.then(Arc::default))
     }
 
-    /// What clients are told, instead of `overloaded`.
+    /// What clients are told, instead of `overloaded`. Of a request that is too late, they are told `deadline exceeded`.
     pub fn message(self, message: &'static str) -> Self {
         self.set(|settings| settings.message = message)
     }
@@ -307,7 +313,7 @@ impl OverloadResponseLayer {
     }
 
     /// gRPC and Connect clients get UNAVAILABLE instead of RESOURCE_EXHAUSTED: for clients that retry the
-    /// one and not the other.
+    /// one and not the other. DEADLINE_EXCEEDED stays what it is.
     pub fn unavailable(self) -> Self {
         self.set(|settings| settings.unavailable = true)
     }
@@ -393,6 +399,7 @@ struct Answer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Code {
+    DeadlineExceeded,
     ResourceExhausted,
     Unavailable,
     Internal,
@@ -442,17 +449,21 @@ impl Settings {
         };
         let own = (self.respond.as_ref()).and_then(|respond| respond(&refusal));
         let mut response = own.unwrap_or_else(|| {
+            let (message, code) = match overloaded.reason() {
+                Reason::Deadline => ("deadline exceeded", Code::DeadlineExceeded),
+                _ if self.unavailable => (self.message, Code::Unavailable),
+                _ => (self.message, Code::ResourceExhausted),
+            };
+            // Whoever calls a procedure does not try again what is too late, so it is told of nothing to wait for.
+            let waits = code != Code::DeadlineExceeded || !refusal.protocol.calls_procedures();
             let answer = Answer {
-                message: self.message,
-                code: match self.unavailable {
-                    true => Code::Unavailable,
-                    false => Code::ResourceExhausted,
-                },
+                message,
+                code,
                 status: match (self.too_many_requests)(overloaded.reason()) {
                     true => StatusCode::TOO_MANY_REQUESTS,
                     false => StatusCode::SERVICE_UNAVAILABLE,
                 },
-                retry_after: Some(retry_after),
+                retry_after: waits.then_some(retry_after),
             };
             self.respond(&answer, caller)
         });
@@ -664,5 +675,42 @@ impl<F, B> fmt::Debug for OverloadResponseFuture<F, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OverloadResponseFuture")
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(backpressure_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_too_late_is_deadline_exceeded() {
+        let grpc_status = |reason| {
+            let rejection = Overloaded::new("layer", reason, Duration::from_secs(2));
+            let response = OverloadResponseLayer::new()
+                .settings
+                .refuse(&rejection, Caller::Grpc);
+            let headers = response.headers().clone();
+            let has_hint = headers.contains_key("grpc-retry-pushback-ms");
+            (
+                headers["grpc-status"].to_str().unwrap().to_owned(),
+                has_hint,
+            )
+        };
+        for reason in [
+            Reason::AtLimit,
+            Reason::QueueFull,
+            Reason::WaitTimeout,
+            Reason::TooOld,
+            Reason::WouldBeLate,
+            Reason::Displaced,
+            Reason::ExceedsBurst,
+            Reason::Quota,
+            Reason::CircuitOpen,
+            Reason::Saturated,
+            Reason::NotReady,
+        ] {
+            assert_eq!(grpc_status(reason), ("8".into(), true), "{reason:?}");
+        }
+        assert_eq!(grpc_status(Reason::Deadline), ("4".into(), false));
     }
 }

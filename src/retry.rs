@@ -52,7 +52,7 @@
 //! - **It was not an open circuit** of a [breaker](crate::circuit_breaker) in the client, unless that stays open for less
 //!   than the next backoff. To wait for it takes the caller's time, and all who waited would come back together when it
 //!   is over; the caller is told at once, and can do something else.
-//! - **It would be in time**: before the [`Deadline`](crate::Deadline) in its extensions, and before
+//! - **It would be in time**: before the [`Deadline`] in its extensions, and before
 //!   [`max_elapsed`](RetryPolicy::max_elapsed) since it was first sent, a minute unless set.
 //! - **The budget has something left**: a [`RetryBudget`] that all requests share.
 //!

@@ -55,7 +55,8 @@
 //! empty queue.
 //!
 //! What a request is, is told by a [`ClassifyWork`]: for HTTP by its method ([`ByMethod`]), or by any
-//! closure. It is asked only when the level is critical or worse.
+//! closure. It is asked only when the level is critical or worse. With [`by_priority`](SaturationLayer::by_priority), the
+//! [priority](crate::priority) of a request decides with it.
 //!
 //! Probes are asked by the request that finds that 10 ms have gone by since they were last
 //! ([`sample_every`](SaturationLayer::sample_every)), before it is decided on. Others decide by the
@@ -96,11 +97,11 @@ pub(crate) use self::watch::{DEFAULT_EVERY, check};
 pub use self::{
     probe::Probe,
     watch::Snapshot,
-    work::{ByMethod, ClassifyWork, Work},
+    work::{ByMethod, ByPriority, ClassifyWork, Work},
 };
 pub use crate::law::levels::{Level, Thresholds};
 use crate::{
-    BoxError, ConfigError, Overloaded, ResponseFuture, channel, clock,
+    BoxError, ConfigError, Overloaded, Priority, ResponseFuture, channel, clock,
     config::SaturationConfig,
     gate::aside::{self, hand_back, handover::Handover},
     sync::Arc,
@@ -162,6 +163,37 @@ impl<C> SaturationLayer<C> {
         SaturationLayer {
             watch: self.watch,
             classify,
+        }
+    }
+
+    /// Less important HTTP requests are refused earlier, and more important ones later, by the [`Priority`] in their
+    /// extensions. To be called after [`classify`](Self::classify).
+    ///
+    /// | priority | new work is refused at | writes are refused at |
+    /// | --- | --- | --- |
+    /// | background, low | critical | critical |
+    /// | normal | critical | overflow |
+    /// | high | overflow | overflow |
+    /// | critical | no level | no level |
+    ///
+    /// Reads pass at every level, as before.
+    ///
+    /// ```
+    /// use tower::ServiceBuilder;
+    /// use tower_backpressure::{Priority, PriorityLayer, SaturationLayer};
+    ///
+    /// let layers = ServiceBuilder::new()
+    ///     .layer(PriorityLayer::new(|head| match head.uri.path() {
+    ///         "/payments" => Priority::Critical,
+    ///         _ => Priority::Normal,
+    ///     }))
+    ///     .layer(SaturationLayer::new().by_priority());
+    /// # let _ = layers;
+    /// ```
+    pub fn by_priority(self) -> SaturationLayer<ByPriority<C>> {
+        SaturationLayer {
+            watch: self.watch,
+            classify: ByPriority(self.classify),
         }
     }
 
@@ -236,7 +268,8 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         let SaturationLayer { watch, classify } = &self.layer;
         let mut now = aside::take_time();
-        match watch.admit(now.instant(), || classify.classify(&request)) {
+        let kind = || (classify.classify(&request), classify.priority(&request));
+        match watch.admit(now.instant(), kind) {
             Ok(()) => {
                 let _told = aside::tell_time(&now);
                 let handover = Handover::<S::Error>::begin();
@@ -291,7 +324,7 @@ impl Handle {
     /// [`Reason::Saturated`](crate::Reason::Saturated).
     pub fn check(&self, work: Work) -> Result<(), Overloaded> {
         self.watch
-            .admit(clock::instant(), || work)
+            .admit(clock::instant(), || (work, Priority::Normal))
             .map_err(|refusal| *refusal)
     }
 

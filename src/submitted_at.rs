@@ -101,6 +101,11 @@ impl SubmittedAt {
         now.saturating_duration_since(self.0)
     }
 
+    #[inline]
+    pub(crate) fn instant(self) -> Instant {
+        self.0
+    }
+
     /// Stamps a request, unless it has a stamp.
     pub fn stamp(extensions: &mut Extensions) {
         if extensions.get::<Self>().is_none() {

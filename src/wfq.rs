@@ -108,7 +108,10 @@ use self::waiter::ForTurn;
 pub(crate) use self::{config::WeightOf, waiter::Running};
 pub use self::{
     config::WfqConfig,
-    extract::{ExtractTenant, FromExtension, FromHead, FromHeader, TenantId, WithCost, from_head},
+    extract::{
+        ExtractTenant, FromExtension, FromHead, FromHeader, TenantId, WithCost, WithDeadline,
+        WithPriority, from_head,
+    },
     waiter::WfqResponseFuture,
 };
 pub use crate::gate::{
@@ -167,9 +170,29 @@ impl<E, H> WfqLayer<E, H> {
     /// What requests cost, where that is not only a matter of how long they take: `cost` is a
     /// `Fn(&Request) -> NonZeroU32`. One of cost 2 counts for as much as two that take as long.
     pub fn cost<C>(self, cost: C) -> WfqLayer<WithCost<E, C>, H> {
+        self.extract(|extract| WithCost { extract, cost })
+    }
+
+    /// How much each request matters: it goes before those that matter less, whosever they are, and displaces one of them
+    /// if the queue is full. `priority` is a `Fn(&Request) -> Priority`. Without it, HTTP requests have the [`Priority`] in
+    /// their extensions if an [extractor](ExtractTenant) for HTTP finds the tenant, and else all matter the same.
+    pub fn priority<P>(self, priority: P) -> WfqLayer<WithPriority<E, P>, H> {
+        self.fair.gate.ask_urgency();
+        self.extract(|extract| WithPriority { extract, priority })
+    }
+
+    /// When nobody waits for a request's answer any more: it is rejected then, with
+    /// [`Reason::Deadline`](crate::Reason::Deadline), and not sent if it could not be done by then. `deadline` is a
+    /// `Fn(&Request) -> Option<Deadline>`. Without it, that is what HTTP requests say of it, if an
+    /// [extractor](ExtractTenant) for HTTP finds the tenant.
+    pub fn deadline<D>(self, deadline: D) -> WfqLayer<WithDeadline<E, D>, H> {
+        self.extract(|extract| WithDeadline { extract, deadline })
+    }
+
+    fn extract<E2>(self, extract: impl FnOnce(Arc<E>) -> E2) -> WfqLayer<E2, H> {
         let gate = Arc::clone(&self.fair.gate);
-        let extract = Arc::clone(&self.fair.extract);
-        WfqLayer::with(gate, Arc::new(WithCost { extract, cost }))
+        let extract = extract(Arc::clone(&self.fair.extract));
+        WfqLayer::with(gate, Arc::new(extract))
     }
 
     /// Counts an HTTP request's service until its response's body ends, fails or is dropped: for responses that
@@ -251,7 +274,14 @@ where
         let Shared { gate, extract } = &*self.layer.fair;
         let cost = extract.cost(&request);
         let mut now = Now::default();
-        let mut came = gate.come(extract.tenant(&request).as_deref(), cost, &mut now);
+        let urgency = |now: &mut Now| {
+            gate.urgency(extract.priority(&request), extract.deadline(&request), now)
+        };
+        let known = gate.asks_urgency().then(|| urgency(&mut now));
+        let mut came = gate.come(extract.tenant(&request).as_deref(), cost, known, &mut now);
+        if let (&Came::Waits(arrival), None) = (&came, known) {
+            came = gate.wait(arrival.with(urgency(&mut now)));
+        }
         let mut after = None;
         if let Came::Begins(began) = came {
             let mut running = Running::new(Arc::clone(gate), began.grant);
@@ -273,7 +303,8 @@ where
                 hand_back::give(request);
                 return WfqResponseFuture::failed(error.into());
             }
-            let (waits, granted) = running.take_back(began.from);
+            let urgency = known.unwrap_or_else(|| urgency(&mut now));
+            let (waits, granted) = running.take_back(began.from, urgency);
             came = waits;
             after = Some(granted);
         }

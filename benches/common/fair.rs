@@ -15,7 +15,7 @@ pub mod slab;
 
 use std::{hint::black_box, num::NonZeroU32};
 
-use fair_queue::{Charge, FairQueue, Ticket};
+use fair_queue::{Charge, FairQueue, Order, Ticket};
 
 pub struct Fair {
     queue: FairQueue<u64>,
@@ -62,7 +62,10 @@ impl Fair {
             self.tenant -= self.tenants;
         }
         self.push(self.tenant);
-        let (ticket, mut charge) = self.queue.next(self.now).expect("many wait");
+        let (ticket, mut charge) = self
+            .queue
+            .next_in(Order::OldestFirst, self.now)
+            .expect("many wait");
         self.queue.begin(&ticket, &mut charge, self.now);
         charge
     }

@@ -275,6 +275,7 @@ config!(
         Field::value::<MaxWait>("max_wait"),
         Field::value::<usize>("max_tenants"),
         Field::value::<NonZeroU32>("max_in_flight_per_tenant"),
+        Field::value::<f64>("priority_floor"),
     ]],
     [],
     Self::default(),
@@ -297,6 +298,7 @@ config!(
             "max_in_flight_per_tenant",
             &mut config.max_in_flight_per_tenant,
         )?;
+        fields.set("priority_floor", &mut config.priority_floor)?;
     }
 );
 

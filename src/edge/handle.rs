@@ -10,7 +10,7 @@ use crate::{
     gate::{
         age_gate::check,
         bounds::nanos,
-        fair::{self, Fair, Granted, tenant_verbs},
+        fair::{self, Fair, Granted, PrioritySnapshot, tenant_verbs},
         gate::{self, Gate},
     },
     sync::Arc,
@@ -66,6 +66,9 @@ pub struct Snapshot {
     pub overflowed: u64,
     /// What the admission by age has seen.
     pub age: AgeSnapshot,
+    /// What became of requests by their [priority](mod@crate::edge#priorities), the most important first. Empty as long as
+    /// all of them have had the same one, if [`Edge::priority`](super::Edge::priority) does not tell them apart.
+    pub priorities: Vec<PrioritySnapshot>,
 }
 
 /// What the admission by age of an edge has seen lately.
@@ -140,6 +143,7 @@ impl Handle {
                 widenings: shown.ages.widenings,
                 undone: shown.ages.undone,
             },
+            priorities: shown.priorities,
         }
     }
 

@@ -14,18 +14,19 @@ use super::{
     waiter::ForPermit,
 };
 use crate::{
-    BoxError, Hold, UntilResponse, Waited,
+    BoxError, Hold, Priority, SubmittedAt, UntilResponse, Waited,
     clock::Now,
+    deadline,
     gate::{
         ages::Ages,
         aside::{self, hand_back, handover::Handover},
         bounds::nanos,
-        fair::{Arrived, Fair, Granted, Place},
+        fair::{Arrived, Fair, Granted, Place, Urgency},
         gate::Gate,
         waiting::WaitingFuture,
     },
-    load_shed,
-    submitted_at::{self, ExtractSubmittedAt},
+    head::{HasHead, Head},
+    load_shed, priority,
     sync::Arc,
     wfq::{ExtractTenant, FromExtension},
 };
@@ -41,12 +42,29 @@ pub struct Gates<E = FromExtension, H = UntilResponse> {
 pub(super) struct Shared<E> {
     pub(super) gate: Arc<Gate<Fair>>,
     pub(super) extract: Arc<E>,
+    /// `None` takes the [`Priority`] in a request's extensions.
+    pub(super) priority: Option<PriorityOf>,
+}
+
+/// Says how much a request matters.
+pub(super) type PriorityOf = std::sync::Arc<dyn Fn(Head<'_>) -> Priority + Send + Sync>;
+
+impl<E> Shared<E> {
+    #[cold]
+    fn urgency(&self, head: Head<'_>, now: &mut Now) -> Urgency {
+        let priority = match &self.priority {
+            Some(priority) => priority(head),
+            None => priority::of(&head),
+        };
+        let deadline = deadline::of(&head, now.instant());
+        self.gate.urgency(priority, deadline, now)
+    }
 }
 
 impl<E, H> Gates<E, H> {
-    pub(super) fn new(gate: Arc<Gate<Fair>>, extract: Arc<E>) -> Self {
+    pub(super) fn new(shared: Shared<E>) -> Self {
         Self {
-            shared: Arc::new(Shared { gate, extract }),
+            shared: Arc::new(shared),
             hold: PhantomData,
         }
     }
@@ -86,9 +104,8 @@ where
     S: Service<R> + Clone,
     S::Error: Into<BoxError>,
     E: ExtractTenant<R>,
-    submitted_at::FromExtension: ExtractSubmittedAt<R>,
     Holding<H>: Hold<S::Response>,
-    R: 'static,
+    R: HasHead + 'static,
 {
     type Response = <Holding<H> as Hold<S::Response>>::Response;
     type Error = BoxError;
@@ -128,20 +145,20 @@ pub(super) enum Admission {
 impl<S, E, H> GatesService<S, E, H> {
     /// Asks the gate.
     #[inline(always)] // it is all that `call` does, of either service
-    pub(super) fn admit<R: 'static>(&mut self, request: &R) -> Admission
+    pub(super) fn admit<R: HasHead + 'static>(&mut self, request: &R) -> Admission
     where
         S: Service<R> + Clone,
         S::Error: Into<BoxError>,
         E: ExtractTenant<R>,
-        submitted_at::FromExtension: ExtractSubmittedAt<R>,
     {
-        let Shared { gate, extract } = &*self.gates.shared;
+        let Shared { gate, extract, .. } = &*self.gates.shared;
         Waited::forget(); // what layers further out tell is for the gate: nothing of it is known inside
         let mut now = aside::take_time();
-        let submitted = submitted_at::FromExtension.submitted_at(request);
+        let submitted: Option<&SubmittedAt> = request.head().extensions.get();
         let age = submitted.map_or(0, |submitted| nanos(submitted.age_at(now.instant())));
-        let tenant = extract.tenant(request);
-        match gate.arrive(tenant.as_deref(), extract.cost(request), age, &mut now) {
+        let (tenant, cost) = (extract.tenant(request), extract.cost(request));
+        let urgency = |now: &mut Now| self.gates.shared.urgency(request.head(), now);
+        match gate.arrive(tenant.as_deref(), cost, age, &mut now, urgency) {
             Arrived::Goes(grant) => {
                 let granted = Granted::new(Arc::clone(gate), grant);
                 match make_ready(&mut self.inner, granted.into(), &mut now) {

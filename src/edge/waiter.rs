@@ -44,8 +44,8 @@ impl ForPermit {
     ) -> Poll<Result<Granted<Ages>, BoxError>> {
         let this = self.project();
         let (place, mut timer) = (this.place, this.timer);
-        let (seat, may_be_decided) = place.seat(cx, |gate| {
-            timer.set(gate.bounds.max_wait().map(sleep));
+        let (seat, may_be_decided) = place.seat(cx, |gate, arrival| {
+            timer.set(gate.longest_wait(arrival).map(sleep));
         })?;
         let (gate, arrival) = (place.gate(), place.arrival());
         let mut fate = Fate::Waits;

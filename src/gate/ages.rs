@@ -11,7 +11,7 @@ use crate::{
     Reason,
     law::{
         codel::{CoDel, Entry, Report, Settings, Verdict},
-        fair_queue::Order,
+        fair_queue::{Lane, Order},
     },
     observe::events::LimitMoved,
 };
@@ -83,21 +83,26 @@ impl Ages {
 
     /// Which of a tenant's waiters is next.
     #[inline]
-    pub(crate) fn order(&self, now: u64) -> Order {
-        match self.newest_first && self.law.prefers_newest(now) {
-            true => Order::NewestFirst,
+    pub(crate) fn order(&self, now: u64, lane: Lane) -> Order {
+        match self.newest_first {
+            true => self.law.order(now, lane),
             false => Order::OldestFirst,
         }
     }
 
     /// How many may wait where the newest is first.
-    pub(crate) fn places_for_newest(&self, in_flight: u64) -> usize {
-        self.law.places(in_flight) as usize
+    pub(crate) fn places_for_newest(&self, lane: Lane, in_flight: u64) -> usize {
+        self.law.places(lane, in_flight) as usize
     }
 
     /// More came to wait than there are places, and one was rejected.
-    pub(crate) fn count_no_place(&mut self, order: Order) {
-        self.law.note_no_place(order);
+    pub(crate) fn count_no_place(&mut self, lane: Lane, order: Order) {
+        self.law.note_no_place(lane, order);
+    }
+
+    /// A waiter was rejected because of its deadline.
+    pub(crate) fn count_late(&mut self, lane: Lane) {
+        self.law.note_late(lane);
     }
 
     /// How many may be in flight, by age.
@@ -125,15 +130,16 @@ impl Ages {
         self.judge_at(scene.now, scene.in_flight, age)
     }
 
-    /// The same of a waiter that is next in this order.
+    /// The same of a waiter that is next in this lane, and may be spared.
     pub(crate) fn judge_next(
         &mut self,
-        order: Order,
+        lane: Lane,
+        spared: bool,
         scene: &Scene<'_>,
         age: &Age,
     ) -> Result<(), Reason> {
         let entry = entry(age, scene.in_flight);
-        let verdict = self.law.enter_next(scene.now, &entry, order);
+        let verdict = self.law.enter_next(scene.now, &entry, lane, spared);
         self.count(verdict)
     }
 

@@ -25,6 +25,8 @@
 //!   on average a tenth of a service time later: 2/(1 + 1/10). To get more, a permit would have to be kept free for a request
 //!   that may not come, or more be in flight than the limit allows.
 
+mod deadlines;
+mod lanes;
 #[cfg(all(test, backpressure_loom))]
 mod models;
 mod place;
@@ -36,16 +38,23 @@ mod turns;
 mod verbs;
 mod waiters;
 
-use std::{mem, num::NonZeroU32, task::Waker};
+use std::{
+    mem,
+    num::NonZeroU32,
+    // Not the models' own: nothing is decided by these counts.
+    sync::atomic::{AtomicBool, AtomicU64 as Count},
+    task::Waker,
+};
 
-pub use self::turns::Snapshot as TurnSnapshot;
+use self::{deadlines::Turnover, lanes::Lanes};
+pub use self::{lanes::PrioritySnapshot, turns::Snapshot as TurnSnapshot};
 pub(crate) use self::{
     place::{Granted, Place},
     requests::Arrived,
-    settings::Snapshot,
+    settings::{Snapshot, check_floor},
     turns::{Begun, Came, From, Look, Turns},
     verbs::tenant_verbs,
-    waiters::{After, Arrival, End, Fate, Serves},
+    waiters::{After, Arrival, End, Fate, Serves, Urgency},
 };
 use super::{
     ages::{Age, Ages},
@@ -57,7 +66,8 @@ use super::{
 use crate::{
     Reason,
     law::{
-        fair_queue::{Charge, FairQueue, Order, Ticket},
+        fair_queue::{Charge, Lane, Order, Ticket},
+        fair_queues::{FairQueues, LANES},
         slab::Slab,
     },
     sync::{
@@ -69,12 +79,14 @@ use crate::{
 /// `S` says what a free permit is good for. With [`Ages`] it admits a request, unless that is too old; with
 /// [`Turns`] it is the turn to see whether the service is ready.
 pub(crate) struct Fair<S = Ages> {
-    queue: FairQueue<u32>,
+    queue: FairQueues<u32>,
     /// One for each request that has not yet heard what became of it. The queue knows their numbers.
     seats: Slab<Seat>,
     tenants: Tenants,
     fingerprints: Fingerprints,
     serves: S,
+    lanes: Lanes,
+    turnover: Turnover,
     max_waiting_per_tenant: usize,
     busy: Busy,
     /// How many of those that were counted here are done, and what all tenants used together.
@@ -90,6 +102,8 @@ struct Seat {
     waker: Waker,
     /// How old it was when it came, in nanoseconds.
     older: u64,
+    /// When nobody waits for its answer any more.
+    deadline: Option<u64>,
     state: State,
 }
 
@@ -120,6 +134,7 @@ pub(crate) enum Grant {
 #[derive(Debug)]
 pub(crate) struct Uncharged {
     tenant: u32,
+    lane: Lane,
     cost: NonZeroU32,
     began: u64,
     /// What [`Busy`] showed then.
@@ -139,6 +154,18 @@ impl Rejection {
     };
     const TIMED_OUT: Self = Self {
         reason: Reason::WaitTimeout,
+        age: None,
+    };
+    const DISPLACED: Self = Self {
+        reason: Reason::Displaced,
+        age: None,
+    };
+    const EXPIRED: Self = Self {
+        reason: Reason::Deadline,
+        age: None,
+    };
+    const LATE: Self = Self {
+        reason: Reason::WouldBeLate,
         age: None,
     };
 
@@ -192,10 +219,15 @@ impl Busy {
     }
 }
 
-/// How many may wait now, and which of a tenant's waiters is next.
-pub(crate) struct Places {
-    most: usize,
-    order: Order,
+/// Where a request may wait.
+enum FoundPlace {
+    Free,
+    /// A waiter of this tenant in this lane makes room: the one that would be served last.
+    Of {
+        tenant: u32,
+        lane: Lane,
+        order: Order,
+    },
 }
 
 /// What is known of a fair room without its lock.
@@ -208,6 +240,10 @@ pub(crate) struct Quiet {
     below: AtomicUsize,
     /// [`Busy::total`] while nobody waits.
     busy: AtomicU64,
+    /// Whether requests are asked for their urgency before they start. Otherwise those are that may have to wait.
+    asks_urgency: AtomicBool,
+    /// How many of each priority were started at once, as far as they were asked.
+    started: [Count; LANES],
 }
 
 impl Quiet {
@@ -218,6 +254,8 @@ impl Quiet {
             until: AtomicU64::new(0),
             below: AtomicUsize::new(0),
             busy: AtomicU64::new(0),
+            asks_urgency: AtomicBool::new(false),
+            started: [const { Count::new(0) }; LANES],
         }
     }
 
@@ -239,6 +277,23 @@ impl Quiet {
     fn busy(&self) -> u64 {
         self.busy.load(Relaxed)
     }
+
+    #[inline]
+    fn asks_urgency(&self) -> bool {
+        self.asks_urgency.load(Relaxed)
+    }
+
+    /// A request of this priority starts without having waited.
+    #[inline]
+    fn note_started(&self, lane: Lane) {
+        if self.asks_urgency() {
+            self.started[usize::from(lane)].fetch_add(1, Relaxed);
+        }
+    }
+
+    fn started(&self) -> [u64; LANES] {
+        std::array::from_fn(|lane| self.started[lane].load(Relaxed))
+    }
 }
 
 impl<S: Serves> Fair<S> {
@@ -256,69 +311,109 @@ impl<S: Serves> Fair<S> {
         self.busy.note(somebody_waits, now);
     }
 
-    /// Whether there is a place for one more request of this tenant, or another request can make one.
-    fn has_place(&mut self, tenant: u32, places: &Places) -> bool {
-        let own = self.queue.state(tenant).waiting as usize;
-        own < self.max_waiting_per_tenant
-            && (self.queue.waiting() < places.most
-                || self.queue.makes_room(tenant, places.order).is_some())
+    /// Whether there is a place for one more request of so many, or another waiter that has to make one.
+    fn place(&mut self, arrival: &Arrival, places: usize, now: u64) -> Option<FoundPlace> {
+        let &Arrival { tenant, lane, .. } = arrival;
+        let queue = &mut self.queue;
+        let made_by = if queue.state(tenant).waiting as usize >= self.max_waiting_per_tenant {
+            (queue.own_less_important(tenant, lane)).map(|own| (tenant, own))
+        } else if queue.waiting() >= places {
+            queue.makes_room((tenant, lane), self.serves.order(now, lane))
+        } else {
+            return Some(FoundPlace::Free);
+        };
+        made_by.map(|(tenant, lane)| FoundPlace::Of {
+            tenant,
+            lane,
+            order: self.serves.order(now, lane),
+        })
     }
 
-    /// Lets a request wait for which [there is a place](Self::has_place) of these. Another that has to make it is rejected,
-    /// and is to be woken.
+    /// Lets a request wait for which there is [a place](Self::place). Another that has to make it is rejected, and is to be
+    /// woken.
     fn push(
         &mut self,
         arrival: &Arrival,
         waker: Waker,
-        places: &Places,
+        place: FoundPlace,
         scene: &Scene<'_>,
         wakes: &mut Wakes,
     ) -> u32 {
-        let tenant = arrival.tenant;
-        if self.queue.waiting() >= places.most {
-            let evicted = self.queue.make_room(tenant, places.order);
-            let (evicted_of, since, seat) = evicted.expect("there is a place");
-            (scene.bounds.waits).record(scene.now.saturating_sub(since));
-            self.reject(evicted_of, seat, Rejection::QUEUE_FULL, scene.bounds, wakes);
-            self.note_no_place(evicted_of, places);
+        let &Arrival {
+            tenant,
+            lane,
+            cost,
+            at,
+            older,
+            deadline,
+        } = arrival;
+        if let FoundPlace::Of {
+            tenant,
+            lane: least,
+            order,
+        } = place
+        {
+            let (since, seat) = self.queue.evict((tenant, least), order);
+            self.note_wait(least, scene.now.saturating_sub(since), scene.bounds);
+            let rejection = match least < lane {
+                true => Rejection::DISPLACED,
+                false => Rejection::QUEUE_FULL,
+            };
+            self.reject((tenant, least), seat, rejection, scene.bounds, wakes);
+            self.note_no_place((tenant, least), order);
         }
         let seat = self.seats.insert(Seat {
             waker,
-            older: arrival.older,
+            older,
+            deadline,
             state: State::Rejected(Rejection::QUEUE_FULL), // until it has a ticket
         });
-        let ticket = self.queue.push(tenant, arrival.cost, arrival.at, seat);
+        let ticket = self.queue.push((tenant, lane), cost, at, seat);
         self.seats[seat].state = State::Waits(ticket);
         S::note_busy(self, scene.now);
         seat
     }
 
+    /// A waiter starts.
+    fn note_started(&mut self, lane: Lane) {
+        self.queue.note_started(lane);
+        self.lanes.note_started(lane);
+        self.turnover.note_served();
+    }
+
+    /// A wait is over.
+    fn note_wait(&mut self, lane: Lane, waited: u64, bounds: &Bounds) {
+        bounds.waits.record(waited);
+        self.lanes.note_wait(lane, waited);
+    }
+
     /// A request of this tenant was rejected, because there was no place for it. That shows a queue, unless the tenant waits
     /// for its own others.
-    fn note_no_place(&mut self, tenant: u32, places: &Places) {
+    fn note_no_place(&mut self, (tenant, lane): (u32, Lane), order: Order) {
         if self.queue.may_run(tenant) {
-            self.serves.note_no_place(places.order);
+            self.serves.note_no_place(lane, order);
         }
     }
 
     /// A request that the queue has let go of is rejected.
     fn reject(
         &mut self,
-        tenant: u32,
+        who: (u32, Lane),
         seat: u32,
         rejection: Rejection,
         bounds: &Bounds,
         wakes: &mut Wakes,
     ) {
-        self.count_rejection(tenant, rejection.reason, bounds);
+        self.count_rejection(who, rejection.reason, bounds);
         let seat = &mut self.seats[seat];
         seat.state = State::Rejected(rejection);
         wakes.push(mem::replace(&mut seat.waker, Waker::noop().clone()));
     }
 
-    fn count_rejection(&mut self, tenant: u32, reason: Reason, bounds: &Bounds) {
+    fn count_rejection(&mut self, (tenant, lane): (u32, Lane), reason: Reason, bounds: &Bounds) {
         bounds.count(reason);
         self.tenants.note_rejected(tenant);
+        self.lanes.note_rejected(lane, reason);
     }
 
     /// Whether some tenants have a weight, none of them has come, and the log was not told that yet.
@@ -342,24 +437,27 @@ impl<S: Serves> Fair<S> {
         let (used, epoch) = (request.used(now), Recent::epoch(now));
         self.served += 1;
         self.recent.add(used, epoch);
-        self.queue.end_uncharged(request.tenant, request.cost);
-        self.queue.learn(request.tenant, request.took(now));
+        let who = (request.tenant, request.lane);
+        self.queue.end_uncharged(who, request.cost);
+        self.queue.learn(who, request.took(now));
         self.tenants.finish(request.tenant, used, epoch);
     }
 
     /// Starts a request of an attached tenant, for which there is a permit.
-    fn start(&mut self, tenant: u32, cost: NonZeroU32, now: u64) -> Grant {
+    fn start(&mut self, who: (u32, Lane), cost: NonZeroU32, now: u64) -> Grant {
         if !self.queue.is_uncapped() {
-            return Grant::Charged(self.queue.begin_at_once(tenant, cost, now));
+            return Grant::Charged(self.queue.begin_at_once(who, cost, now));
         }
-        self.start_uncharged(tenant, cost, now)
+        self.start_uncharged(who, cost, now)
     }
 
     #[inline]
-    fn start_uncharged(&mut self, tenant: u32, cost: NonZeroU32, now: u64) -> Grant {
-        self.queue.begin_uncharged(tenant, cost);
+    fn start_uncharged(&mut self, who: (u32, Lane), cost: NonZeroU32, now: u64) -> Grant {
+        self.queue.begin_uncharged(who, cost);
+        let (tenant, lane) = who;
         Grant::Uncharged(Uncharged {
             tenant,
+            lane,
             cost,
             began: now,
             busy: self.busy.total(now),
@@ -397,7 +495,7 @@ impl<S: Serves> Fair<S> {
     }
 
     fn settle_uncharged(&mut self, request: &Uncharged, end: End, now: u64) {
-        let tenant = request.tenant;
+        let (tenant, lane) = (request.tenant, request.lane);
         let took = request.took(now);
         // Of what it had while others waited nothing is free, see `Charge::used`.
         let others_waited = match self.busy.has_begun_since(request.busy) {
@@ -408,11 +506,11 @@ impl<S: Serves> Fair<S> {
         };
         let charged = others_waited.saturating_mul(request.cost.get().into());
         if request.is_counted {
-            self.queue.end_uncharged(tenant, request.cost);
+            self.queue.end_uncharged((tenant, lane), request.cost);
         }
         match end {
             End::Served => {
-                self.queue.learn(tenant, took);
+                self.queue.learn((tenant, lane), took);
                 self.note_served(tenant, 1, request.used(now), now);
             }
             End::ServiceRefused => {
@@ -423,7 +521,7 @@ impl<S: Serves> Fair<S> {
             End::NotSent | End::Released => {}
         }
         if charged > 0 && matches!(end, End::Served | End::ServiceRefused) {
-            self.queue.charge_late(tenant, charged);
+            self.queue.charge_late((tenant, lane), charged);
         }
         if request.is_counted {
             self.tenants.detach(tenant);
@@ -475,6 +573,9 @@ impl<S: Serves> Room for Fair<S> {
 
     #[inline]
     fn publish(&self, quiet: &Quiet) {
+        if !self.queue.is_single() && !quiet.asks_urgency() {
+            quiet.asks_urgency.store(true, Relaxed); // there are several priorities from now on
+        }
         S::publish(self, quiet);
     }
 }

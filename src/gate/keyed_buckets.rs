@@ -24,7 +24,7 @@ use super::{
     waits::Waits,
 };
 use crate::{
-    Clock, Overloaded, Rate, Reason,
+    Clock, Overloaded, Rate, Reason, deadline,
     law::token_bucket::{Refill, Token, TokenBucket},
     sync::{
         Arc, AtomicU64, AtomicUsize, Mutex,
@@ -88,6 +88,14 @@ struct Shard {
 #[repr(align(64))]
 struct Apart(Mutex<Shard>);
 
+/// How long a request may wait, in nanoseconds.
+#[derive(Clone, Copy)]
+struct WaitBounds {
+    max_wait: u64,
+    /// Until its deadline: more than 0.
+    left: u64,
+}
+
 /// A token that was taken, and how long it is until it is there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
@@ -134,7 +142,8 @@ pub struct Snapshot {
     /// How many requests were admitted so far, those that wait included.
     pub admitted: u64,
     /// How many were refused so far, and why: [`Reason::Quota`] by their key's own bucket,
-    /// [`Reason::AtLimit`] by the global rate or an overflow bucket.
+    /// [`Reason::AtLimit`] by the global rate or an overflow bucket, [`Reason::WouldBeLate`] and [`Reason::Deadline`]
+    /// for the sake of their deadlines.
     pub rejected: Rejected,
     /// How long those waited who had to.
     pub waits: Waits,
@@ -176,15 +185,20 @@ impl KeyedBuckets {
 
     /// Takes a token of that key's, and one of everybody's, or neither. `rate` is asked if the key is
     /// new; where it gives none, it is the rate of all. The key's token is taken ahead of its time if
-    /// that is no more than `max_wait` away.
+    /// that is no more than `max_wait` away, and before the request's time that is `left`.
     #[inline]
     pub(crate) fn take(
         &self,
         key: Option<Fingerprint>,
         max_wait: Option<Duration>,
+        left: Option<Duration>,
         rate: impl FnOnce() -> Option<Rate>,
     ) -> Result<Taken, Box<Overloaded>> {
         let now = self.clock.nanos();
+        let bounds = WaitBounds {
+            max_wait: max_wait.map_or(0, nanos),
+            left: left.map_or(u64::MAX, nanos),
+        };
         let mut locked = lock(self.shard(key));
         let shard = &mut *locked;
         let taken = match key {
@@ -193,19 +207,19 @@ impl KeyedBuckets {
                     &mut shard.shared[0],
                     &shard.rate,
                     now,
-                    max_wait,
+                    bounds,
                     Reason::Quota,
                 )
                 .map(Taken::shared),
             Some(key) => match shard.find(key) {
-                Some((bucket, rate)) => self.take_from(bucket, rate, now, max_wait, Reason::Quota),
+                Some((bucket, rate)) => self.take_from(bucket, rate, now, bounds, Reason::Quota),
                 None => {
                     // Foreign code, which may take its time, panic, or come back here: not under the
                     // lock.
                     drop(locked);
                     let own_rate = rate();
                     locked = lock(self.shard(Some(key)));
-                    self.take_new(&mut locked, key, now, max_wait, own_rate)
+                    self.take_new(&mut locked, key, now, bounds, own_rate)
                 }
             },
         };
@@ -224,11 +238,11 @@ impl KeyedBuckets {
         shard: &mut Shard,
         key: Fingerprint,
         now: u64,
-        max_wait: Option<Duration>,
+        bounds: WaitBounds,
         own_rate: Option<Rate>,
     ) -> Result<Taken, Box<Overloaded>> {
         if let Some((bucket, rate)) = shard.find(key) {
-            return self.take_from(bucket, rate, now, max_wait, Reason::Quota);
+            return self.take_from(bucket, rate, now, bounds, Reason::Quota);
         }
         if !self.reserve_key() {
             self.sweep(shard, now);
@@ -241,7 +255,7 @@ impl KeyedBuckets {
                 }
                 let bucket = &mut shard.shared[key.place(shard.shared.len())];
                 return self
-                    .take_from(bucket, &shard.rate, now, max_wait, Reason::AtLimit)
+                    .take_from(bucket, &shard.rate, now, bounds, Reason::AtLimit)
                     .map(Taken::shared);
             }
         }
@@ -255,7 +269,7 @@ impl KeyedBuckets {
                 bucket.leave(rate, shared.level(common, now), now); // it may have taken the rest itself
             }
         }
-        let taken = self.take_from(&mut bucket, rate, now, max_wait, Reason::Quota);
+        let taken = self.take_from(&mut bucket, rate, now, bounds, Reason::Quota);
         match own_rate {
             Some(rate) => _ = shard.own_rates.insert(key, (bucket, rate)),
             None => _ = shard.buckets.insert(key, bucket),
@@ -270,13 +284,15 @@ impl KeyedBuckets {
         bucket: &mut TokenBucket,
         rate: &Refill,
         now: u64,
-        max_wait: Option<Duration>,
+        bounds: WaitBounds,
         reason: Reason,
     ) -> Result<Taken, Box<Overloaded>> {
         let (token, wait) = bucket.next(rate, now);
         let global = self.global();
-        let reason = if wait > max_wait.map_or(0, nanos) {
+        let reason = if wait > bounds.max_wait {
             reason
+        } else if wait >= bounds.left {
+            Reason::WouldBeLate
         } else if wait > 0 && !count_up_to(&self.waiting, self.bounds.max_waiting()) {
             Reason::QueueFull
         } else if global.is_none_or(|global| global.try_admit(1)) {
@@ -305,6 +321,15 @@ impl KeyedBuckets {
             .max(global.unwrap_or_default())
             .max(SHORTEST_RETRY_AFTER);
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after).exact())
+    }
+
+    /// Makes the rejection of a request whose deadline has passed, and counts it.
+    #[cold]
+    pub(crate) fn expire(&self) -> Box<Overloaded> {
+        self.bounds.count(Reason::Deadline);
+        self.bounds.report(Reason::Deadline);
+        let (name, retry_after) = (self.bounds.name(), deadline::RETRY_AFTER);
+        Box::new(Overloaded::new(name, Reason::Deadline, retry_after))
     }
 
     /// One that waited does no longer.

@@ -92,13 +92,15 @@ pub struct Totals {
     pub rejected: u64,
     /// How many were refused after they had waited as long as they may.
     pub timed_out: u64,
+    /// How many were rejected because their deadline had passed, before they waited or while they did.
+    pub expired: u64,
     /// How many were never sent: dropped while they waited, or the inner service's `poll_ready` failed.
     pub cancelled: u64,
 }
 
 impl Totals {
     fn refused(&self) -> u64 {
-        self.rejected + self.timed_out
+        self.rejected + self.timed_out + self.expired
     }
 }
 
@@ -287,6 +289,7 @@ impl KeyedGates {
         let reason = match end {
             End::Rejected => Reason::QueueFull,
             End::TimedOut => Reason::WaitTimeout,
+            End::Expired => Reason::Deadline,
             End::Cancelled | End::Completed => return,
         };
         self.refusals
@@ -384,6 +387,7 @@ enum End {
     Completed,
     Rejected,
     TimedOut,
+    Expired,
 }
 
 impl End {
@@ -393,6 +397,7 @@ impl End {
             Self::Completed => &mut totals.completed,
             Self::Rejected => &mut totals.rejected,
             Self::TimedOut => &mut totals.timed_out,
+            Self::Expired => &mut totals.expired,
         } += 1;
     }
 }
@@ -407,7 +412,8 @@ fn settle_all(gates: &[Arc<Gate>]) {
 }
 
 /// A request, at the gate of its key. Dropping it leaves.
-pub(crate) struct Place {
+#[allow(unnameable_types, reason = "of a sealed trait")]
+pub struct Place {
     gates: Arc<KeyedGates>,
     gate: Arc<Gate>,
     key: Fingerprint,
@@ -462,6 +468,12 @@ impl Place {
             Reason::WaitTimeout => End::TimedOut,
             _ => End::Rejected,
         };
+    }
+
+    /// Its deadline has passed. It leaves when this is dropped.
+    pub(crate) fn expire(&mut self) -> Box<Overloaded> {
+        self.end = End::Expired;
+        self.gate.refuse((), Reason::Deadline)
     }
 
     /// For one that the gate has admitted.

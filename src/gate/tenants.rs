@@ -9,7 +9,7 @@ use std::{fmt, mem, sync::Arc, time::Duration};
 use super::fingerprint::{ByFingerprint, Fingerprint};
 use crate::{
     ConfigError,
-    law::fair_queue::{FairQueue, MAX_WEIGHT},
+    law::{fair_queue::MAX_WEIGHT, fair_queues::FairQueues},
     wfq::WeightOf,
 };
 
@@ -150,7 +150,7 @@ impl Tenants {
         weight_of: Option<WeightOf>,
         default_weight: u32,
         max_tenants: usize,
-        queue: &mut FairQueue<T>,
+        queue: &mut FairQueues<T>,
     ) -> Self {
         let mut tenants = Self {
             ids: ByFingerprint::default(),
@@ -196,7 +196,7 @@ impl Tenants {
     #[inline]
     pub(super) fn attach<T>(
         &mut self,
-        queue: &mut FairQueue<T>,
+        queue: &mut FairQueues<T>,
         named: Option<(Fingerprint, &str)>,
         weight: Option<u32>,
     ) -> u32 {
@@ -224,7 +224,7 @@ impl Tenants {
     #[inline(never)]
     fn find_or_add<T>(
         &mut self,
-        queue: &mut FairQueue<T>,
+        queue: &mut FairQueues<T>,
         key: Fingerprint,
         name: &str,
         asked: Option<u32>,
@@ -249,7 +249,7 @@ impl Tenants {
 
     fn add<T>(
         &mut self,
-        queue: &mut FairQueue<T>,
+        queue: &mut FairQueues<T>,
         tenant: Tenant,
         key: Option<Fingerprint>,
         weight: u32,
@@ -274,7 +274,7 @@ impl Tenants {
     }
 
     /// Forgets one that has no request, if there is one with which nothing is lost.
-    fn forget_one<T>(&mut self, queue: &mut FairQueue<T>) -> bool {
+    fn forget_one<T>(&mut self, queue: &mut FairQueues<T>) -> bool {
         for _ in 0..LOOKS {
             let id = self.idle_first;
             if id == NIL {
@@ -322,7 +322,7 @@ impl Tenants {
 
     pub(super) fn set_weight<T>(
         &mut self,
-        queue: &mut FairQueue<T>,
+        queue: &mut FairQueues<T>,
         key: Fingerprint,
         weight: u32,
     ) -> Result<(), ConfigError> {
@@ -337,7 +337,7 @@ impl Tenants {
     }
 
     /// The weight of the shared tenants, and of all for which there is no other.
-    pub(super) fn set_default_weight<T>(&mut self, queue: &mut FairQueue<T>, weight: u32) {
+    pub(super) fn set_default_weight<T>(&mut self, queue: &mut FairQueues<T>, weight: u32) {
         self.default_weight = weight;
         for id in [ANONYMOUS, OVERFLOW] {
             queue.set_weight(id, weight);
@@ -356,7 +356,7 @@ impl Tenants {
     /// `weight_of` that was dropped is returned: it is foreign.
     pub(super) fn set<T>(
         &mut self,
-        queue: &mut FairQueue<T>,
+        queue: &mut FairQueues<T>,
         weights: ByFingerprint<u32>,
         weight_of: Option<WeightOf>,
         default_weight: u32,
@@ -395,7 +395,7 @@ impl Tenants {
 
     /// Gives tenants the weights that were asked for them, if they are still remembered and were given no other
     /// meanwhile.
-    pub(super) fn set_asked<T>(&self, queue: &mut FairQueue<T>, asked: Vec<(Fingerprint, u32)>) {
+    pub(super) fn set_asked<T>(&self, queue: &mut FairQueues<T>, asked: Vec<(Fingerprint, u32)>) {
         for (key, weight) in asked {
             match self.ids.get(&key) {
                 Some(&id) if !self.weights.contains_key(&key) => queue.set_weight(id, weight),
@@ -471,7 +471,7 @@ impl Tenants {
     /// `all` is what all tenants together have had.
     pub(super) fn snapshots<T>(
         &self,
-        queue: &FairQueue<T>,
+        queue: &FairQueues<T>,
         all: &Recent,
         now: u64,
     ) -> Vec<TenantSnapshot> {
@@ -484,7 +484,7 @@ impl Tenants {
     /// Of the tenant with that name, or of a shared one.
     pub(super) fn snapshot_of<T>(
         &self,
-        queue: &FairQueue<T>,
+        queue: &FairQueues<T>,
         all: &Recent,
         tenant: &Tenant,
         key: Option<Fingerprint>,
@@ -498,7 +498,13 @@ impl Tenants {
         Some(self.snapshot(queue, all, id, now))
     }
 
-    fn snapshot<T>(&self, queue: &FairQueue<T>, all: &Recent, id: u32, now: u64) -> TenantSnapshot {
+    fn snapshot<T>(
+        &self,
+        queue: &FairQueues<T>,
+        all: &Recent,
+        id: u32,
+        now: u64,
+    ) -> TenantSnapshot {
         let record = &self.records[id as usize];
         let state = queue.state(id);
         TenantSnapshot {

@@ -1,16 +1,17 @@
-//! How a request's key is found, and its rate.
+//! How a request's key is found, its rate, and its deadline.
 
 use std::hash::Hash;
 
 use super::Handle;
 use crate::{
-    Overloaded, Rate,
+    Deadline, Overloaded, Rate,
+    deadline::{ExtractDeadline, WithDeadline},
     gate::{fingerprint::Fingerprint, keyed_buckets::Taken},
     sync::Arc,
 };
 
 /// What finds a request's key: a `Fn(&Request) -> Option<impl Hash>`, with or without
-/// [`rate_of`](super::KeyedRateLimitLayer::rate_of).
+/// [`rate_of`](super::KeyedRateLimitLayer::rate_of) and [`deadline`](super::KeyedRateLimitLayer::deadline).
 pub trait Key<R>: sealed::Key<R> {}
 
 impl<R, K: sealed::Key<R>> Key<R> for K {}
@@ -34,8 +35,18 @@ mod sealed {
     use super::*;
 
     pub trait Key<R> {
+        /// Of this request, if it has one.
+        fn deadline(&self, _: &R) -> Option<Deadline> {
+            None
+        }
+
         /// Takes a token for this request, now or ahead of its time.
-        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>>;
+        fn take(
+            &self,
+            limit: &Handle,
+            request: &R,
+            deadline: Option<Deadline>,
+        ) -> Result<Reserved, Box<Overloaded>>;
     }
 
     impl<R, K, F> Key<R> for F
@@ -43,10 +54,15 @@ mod sealed {
         F: Fn(&R) -> Option<K>,
         K: Hash,
     {
-        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>> {
+        fn take(
+            &self,
+            limit: &Handle,
+            request: &R,
+            deadline: Option<Deadline>,
+        ) -> Result<Reserved, Box<Overloaded>> {
             let buckets = &limit.buckets;
             let key = self(request).map(|key| buckets.fingerprint(&key));
-            limit.reserve(key, || None)
+            limit.reserve(key, deadline, || None)
         }
     }
 
@@ -56,11 +72,35 @@ mod sealed {
         K: Hash,
         G: Fn(&K) -> Option<Rate>,
     {
-        fn take(&self, limit: &Handle, request: &R) -> Result<Reserved, Box<Overloaded>> {
+        fn take(
+            &self,
+            limit: &Handle,
+            request: &R,
+            deadline: Option<Deadline>,
+        ) -> Result<Reserved, Box<Overloaded>> {
             let buckets = &limit.buckets;
             let key = (self.key)(request);
             let fingerprint = key.as_ref().map(|key| buckets.fingerprint(key));
-            limit.reserve(fingerprint, || (self.rate_of)(key.as_ref()?))
+            limit.reserve(fingerprint, deadline, || (self.rate_of)(key.as_ref()?))
+        }
+    }
+
+    impl<R, K, D> Key<R> for WithDeadline<K, D>
+    where
+        K: Key<R>,
+        D: ExtractDeadline<R>,
+    {
+        fn deadline(&self, request: &R) -> Option<Deadline> {
+            self.deadline.deadline(request)
+        }
+
+        fn take(
+            &self,
+            limit: &Handle,
+            request: &R,
+            deadline: Option<Deadline>,
+        ) -> Result<Reserved, Box<Overloaded>> {
+            self.key.take(limit, request, deadline)
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use pin_project_lite::pin_project;
@@ -12,7 +11,7 @@ use tower_service::Service;
 
 use super::{Handle, Reserved};
 use crate::{
-    BoxError,
+    BoxError, Deadline,
     gate::waiting::{PollSent, Waiter, WaitingFuture, send},
 };
 
@@ -27,13 +26,17 @@ pin_project! {
         timer: Sleep,
         // Until the token is there.
         put_back: Option<PutBack>,
+        // With what rejects it when it has passed.
+        deadline: Option<(Deadline, Handle)>,
     }
 }
 
 impl ForToken {
-    pub(super) fn new(wait: Duration, put_back: PutBack) -> Self {
+    pub(super) fn new(put_back: PutBack, deadline: Option<Deadline>) -> Self {
+        let deadline = deadline.map(|deadline| (deadline, put_back.handle.clone()));
         Self {
-            timer: sleep(wait),
+            timer: sleep(put_back.reserved.taken.wait()),
+            deadline,
             put_back: Some(put_back),
         }
     }
@@ -52,13 +55,28 @@ impl Waiter for ForToken {
         S: Service<R, Error: Into<BoxError>> + Clone,
         R: 'static,
     {
-        let this = self.project();
+        let mut this = self.project();
         if let Some(put_back) = this.put_back {
-            ready!(this.timer.poll(cx));
+            ready!(this.timer.as_mut().poll(cx));
             put_back.disarm();
             *this.put_back = None;
+            // The token came in time. It still waits for the inner service.
+            if let Some((deadline, _)) = this.deadline {
+                this.timer.as_mut().reset(deadline.instant());
+            }
         }
-        ready!(inner.poll_ready(cx)).map_err(Into::into)?;
+        let polled = inner.poll_ready(cx).map_err(Into::into);
+        if let Some((deadline, limit)) = this.deadline {
+            let expired = match &polled {
+                Poll::Pending => this.timer.poll(cx).is_ready(),
+                Poll::Ready(Ok(())) => deadline.has_passed(),
+                Poll::Ready(Err(_)) => false,
+            };
+            if expired {
+                return Poll::Ready(Err(limit.buckets.expire()));
+            }
+        }
+        ready!(polled)?;
         Poll::Ready(Ok(send(inner, request, ())))
     }
 }
@@ -78,10 +96,6 @@ impl PutBack {
             reserved,
             spent: false,
         }
-    }
-
-    pub(super) fn wait(&self) -> Duration {
-        self.reserved.taken.wait()
     }
 
     /// The token is there, and is spent.

@@ -25,6 +25,7 @@
 //! 6. Few requests, or none, are a reason to widen: no limit stays narrow for want of evidence.
 
 mod ages;
+mod excess;
 mod standing;
 #[cfg(all(test, not(backpressure_loom)))]
 mod tests;
@@ -32,8 +33,8 @@ mod width;
 
 use std::time::Duration;
 
-use self::{ages::Ages, standing::Standing, width::Width};
-use super::fair_queue::Order;
+use self::{ages::Ages, excess::Excess, standing::Standing, width::Width};
+use super::fair_queue::{Lane, Order};
 
 /// Times are nanoseconds since any fixed moment, and may stand still or go back.
 // In this order, so that what each request touches is in as few cache lines as it can be: the threads of a server
@@ -45,6 +46,7 @@ pub(crate) struct CoDel {
     pub(crate) settings: Settings,
     width: Width,
     ages: Ages,
+    excess: Excess,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +99,7 @@ impl CoDel {
             standing: Standing::new(now),
             width: Width::new(&settings, now),
             ages: Ages::default(),
+            excess: Excess::default(),
         }
     }
 
@@ -166,26 +169,35 @@ impl CoDel {
         self.standing.pended(now);
     }
 
-    /// Whether the newest of those that wait should be next: a queue stands, and the overload is plain.
+    /// Which of those that wait in this lane should be next: the newest, if a queue stands and the overload is plain.
     #[inline]
-    pub(crate) fn prefers_newest(&self, now: u64) -> bool {
+    pub(crate) fn order(&self, now: u64, lane: Lane) -> Order {
         let Settings {
             target, interval, ..
         } = self.settings;
-        self.standing.is_overloaded(now, target, interval) && self.standing.is_plain()
+        let stands = self.standing.is_overloaded(now, target, interval);
+        match stands && self.excess.is_plain(lane) {
+            true => Order::NewestFirst,
+            false => Order::OldestFirst,
+        }
     }
 
     /// How many may wait where the newest is first.
-    pub(crate) fn places(&self, in_flight: u64) -> u64 {
-        self.standing.places(in_flight)
+    pub(crate) fn places(&self, lane: Lane, in_flight: u64) -> u64 {
+        self.excess.places(lane, in_flight)
     }
 
-    /// More came to wait than there are places, and one was rejected.
-    pub(crate) fn note_no_place(&mut self, order: Order) {
-        match order {
-            Order::OldestFirst => self.standing.note_rejected(),
-            Order::NewestFirst => self.standing.note_made_way(),
+    /// More came to wait than there are places, and one was rejected, of a lane of this order.
+    pub(crate) fn note_no_place(&mut self, lane: Lane, order: Order) {
+        self.excess.note_rejected(lane);
+        if order == Order::NewestFirst {
+            self.standing.note_made_way();
         }
+    }
+
+    /// A waiter was rejected because of its deadline.
+    pub(crate) fn note_late(&mut self, lane: Lane) {
+        self.excess.note_late(lane);
     }
 
     /// A request comes. If it [is due](Self::is_due), after [`roll`](Self::roll).
@@ -196,14 +208,19 @@ impl CoDel {
         self.decide(entry, too_old)
     }
 
-    /// A request is next that has waited. If it is the newest, because [it should be](Self::prefers_newest), no other would
-    /// be better served: it is not too old, but for `max_sojourn`.
-    pub(crate) fn enter_next(&mut self, now: u64, entry: &Entry, order: Order) -> Verdict {
+    /// A request is next that has waited, and may be too old, unless it is `spared`. `max_sojourn` spares nobody.
+    pub(crate) fn enter_next(
+        &mut self,
+        now: u64,
+        entry: &Entry,
+        lane: Lane,
+        spared: bool,
+    ) -> Verdict {
         let standing = self.look(now, entry);
-        let too_old = self.is_too_old(standing && order == Order::OldestFirst, entry);
+        let too_old = self.is_too_old(standing && !spared, entry);
         match too_old {
-            true => self.standing.note_rejected(),
-            false => self.standing.note_served(),
+            true => self.excess.note_rejected(lane),
+            false => self.excess.note_served(lane),
         }
         self.decide(entry, too_old)
     }
@@ -217,7 +234,10 @@ impl CoDel {
         if entry.own > self.settings.target {
             self.width.waited_elsewhere();
         }
-        (self.standing).look(now, entry.age, entry.oldest, self.settings.target)
+        let Self {
+            standing, excess, ..
+        } = self;
+        standing.look(now, entry.age, entry.oldest, self.settings.target, excess)
     }
 
     #[inline(always)] // see `enter`
@@ -302,7 +322,8 @@ impl CoDel {
     /// A queue stands from now on, and so many are rejected for each that is served.
     #[cfg(not(backpressure_loom))]
     pub(crate) fn set_excess(&mut self, now: u64, excess: f64) {
-        self.standing.set_excess(now, excess);
+        self.standing.set_overloaded(now);
+        self.excess.set(excess);
     }
 
     pub(crate) fn set_limit(&mut self, limit: u64) {

@@ -46,7 +46,7 @@ impl DrainRate {
 
     /// Looks at the count of completions at time `now`; gives the time that one completion takes
     /// at the present rate, or nothing where that is not known.
-    fn look(&mut self, now: Duration, completed: u64) -> Option<Duration> {
+    pub(crate) fn look(&mut self, now: Duration, completed: u64) -> Option<Duration> {
         let Some((marked_at, count)) = self.mark else {
             self.mark = Some((now, completed));
             return None;

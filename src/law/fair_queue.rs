@@ -143,7 +143,12 @@ pub(crate) struct FairQueue<T> {
     /// The waiter whose arrival counts as 0 in the order of who is next.
     first_arrival: u64,
     free_tenants: Vec<u32>,
+    /// Which one it is of several [fair queues](super::fair_queues).
+    lane: Lane,
 }
+
+/// The number of one of several fair queues.
+pub(crate) type Lane = u8;
 
 /// In cache lines of its own.
 #[derive(Debug)]
@@ -161,6 +166,8 @@ struct Tenant {
     /// As how many they are counted among the backlogs: no fewer.
     counted: u32,
     running: u32,
+    /// How many it has running in other [lanes](Lane).
+    elsewhere: u32,
     begun: Begun,
     /// How many run that were not charged, and what they cost together.
     uncharged: u32,
@@ -168,6 +175,29 @@ struct Tenant {
 }
 
 impl Tenant {
+    fn new(weight: u32) -> Self {
+        Self {
+            tag: 0,
+            weight,
+            price: price(weight),
+            estimate: 0,
+            head: NIL,
+            tail: NIL,
+            waiting: 0,
+            counted: 0,
+            running: 0,
+            elsewhere: 0,
+            begun: Begun::default(),
+            uncharged: 0,
+            uncharged_cost: 0,
+        }
+    }
+
+    #[inline]
+    fn all_running(&self) -> u32 {
+        self.running + self.elsewhere
+    }
+
     /// The service time that is expected of a request: that of others, if nothing is known of this one's.
     #[inline]
     fn expected(&self, of_others: u64) -> u64 {
@@ -256,6 +286,13 @@ struct Waiter<T> {
 pub(crate) struct Ticket {
     number: u64,
     slot: u32,
+    lane: Lane,
+}
+
+impl Ticket {
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
+    }
 }
 
 /// What the tenant of a request was charged when it was its turn, if it was asked for. Whatever takes it back settles
@@ -264,6 +301,7 @@ pub(crate) struct Ticket {
 #[must_use = "a charge that is not settled counts as a request that runs for ever"]
 pub(crate) struct Charge {
     tenant: u32,
+    lane: Lane,
     cost: NonZeroU32,
     paid: u64,
     price: u64,
@@ -276,8 +314,13 @@ impl Charge {
         self.tenant
     }
 
+    #[inline]
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
+    }
+
     /// How long its service has lasted.
-    fn took(&self, now: u64) -> u64 {
+    pub(crate) fn took(&self, now: u64) -> u64 {
         self.begun.map_or(0, |begun| now.saturating_sub(begun))
     }
 
@@ -335,6 +378,23 @@ impl<T> FairQueue<T> {
             first_arrival: 0,
             estimate: 0,
             max_running: u32::MAX,
+            lane: 0,
+        }
+    }
+
+    /// One without any requests, of the same tenants.
+    pub(crate) fn with_tenants_of(other: &Self, lane: Lane) -> Self {
+        let tenants = other.tenants.iter().map(|tenant| Tenant {
+            elsewhere: tenant.running,
+            ..Tenant::new(tenant.weight)
+        });
+        Self {
+            tenants: tenants.collect(),
+            free_tenants: other.free_tenants.clone(),
+            max_running: other.max_running,
+            busy_since: other.busy_since,
+            lane,
+            ..Self::new()
         }
     }
 
@@ -342,20 +402,7 @@ impl<T> FairQueue<T> {
     ///
     /// `weight` is from 1 to [`MAX_WEIGHT`].
     pub(crate) fn add_tenant(&mut self, weight: u32) -> u32 {
-        let tenant = Tenant {
-            tag: 0,
-            weight,
-            price: price(weight),
-            estimate: 0,
-            head: NIL,
-            tail: NIL,
-            waiting: 0,
-            counted: 0,
-            running: 0,
-            begun: Begun::default(),
-            uncharged: 0,
-            uncharged_cost: 0,
-        };
+        let tenant = Tenant::new(weight);
         if let Some(id) = self.free_tenants.pop() {
             self.tenants[id as usize] = tenant;
             return id;
@@ -365,23 +412,23 @@ impl<T> FairQueue<T> {
         id
     }
 
-    /// Forgets a tenant that has no requests, if that loses nothing: if it would be treated the same if
-    /// it were new, give or take the nanoseconds that refusals may have cost it.
-    pub(crate) fn remove_tenant(&mut self, tenant: u32) -> bool {
+    /// Whether nothing is lost if a tenant is [forgotten](Self::forget): it has no requests, and would be treated the same if it
+    /// were new, give or take the nanoseconds that refusals may have cost it.
+    pub(crate) fn may_forget(&mut self, tenant: u32) -> bool {
         let entry = match self.waiting {
             0 => self.virtual_time,
             _ => self.paced_entry(tenant, self.estimate), // if it were new, nothing would be known of it
         };
         let idle = &self.tenants[tenant as usize];
-        let lossless = idle.waiting == 0
+        idle.waiting == 0
             && idle.running == 0
             && idle.uncharged == 0
-            && idle.tag <= entry.saturating_add(FORGIVEN);
-        if lossless {
-            self.recount_backlog(tenant);
-            self.free_tenants.push(tenant);
-        }
-        lossless
+            && idle.tag <= entry.saturating_add(FORGIVEN)
+    }
+
+    pub(crate) fn forget(&mut self, tenant: u32) {
+        self.recount_backlog(tenant);
+        self.free_tenants.push(tenant);
     }
 
     /// Changes what a tenant is charged from now on. What was charged stays.
@@ -400,7 +447,7 @@ impl<T> FairQueue<T> {
     pub(crate) fn set_max_running(&mut self, max_running: u32) {
         let before = mem::replace(&mut self.max_running, max_running);
         for id in 0..self.tenants.len() as u32 {
-            if self.tenants[id as usize].running >= before {
+            if self.tenants[id as usize].all_running() >= before {
                 self.catch_up(id); // it was held back
             }
             self.reorder(id);
@@ -410,12 +457,38 @@ impl<T> FairQueue<T> {
     /// Whether the tenant may have another request running.
     #[inline]
     pub(crate) fn may_run(&self, tenant: u32) -> bool {
-        self.tenants[tenant as usize].running < self.max_running
+        self.tenants[tenant as usize].all_running() < self.max_running
+    }
+
+    /// A request of this tenant was charged in another lane, or is over there.
+    pub(crate) fn note_elsewhere(&mut self, id: u32, running: u32) {
+        let was_held_back = !self.may_run(id);
+        self.tenants[id as usize].elsewhere = running;
+        if self.is_uncapped() {
+            return;
+        }
+        if was_held_back && self.may_run(id) {
+            self.catch_up(id);
+        }
+        self.reorder(id);
+    }
+
+    /// How many a tenant has running that were charged.
+    pub(crate) fn charged(&self, tenant: u32) -> u32 {
+        self.tenants[tenant as usize].running
+    }
+
+    pub(crate) fn tenants(&self) -> u32 {
+        self.tenants.len() as u32
     }
 
     /// Whether tenants may have as many requests running as they like.
     pub(crate) fn is_uncapped(&self) -> bool {
         self.max_running == u32::MAX
+    }
+
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -525,13 +598,13 @@ impl<T> FairQueue<T> {
                 self.ready.insert(self.head(id));
             }
         }
-        Ticket { number, slot }
+        self.ticket(number, slot)
     }
 
-    /// [`next_in`](Self::next_in) the order of arrival.
     #[inline]
-    pub(crate) fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
-        self.next_in(Order::OldestFirst, now)
+    fn ticket(&self, number: u64, slot: u32) -> Ticket {
+        let lane = self.lane;
+        Ticket { number, slot, lane }
     }
 
     /// It is the turn of the request that is next: it no longer waits, and its tenant is charged.
@@ -556,7 +629,7 @@ impl<T> FairQueue<T> {
             true => self.ready.set_top(self.head(id)),
             false => self.ready.remove_top(),
         }
-        Some((Ticket { number, slot }, charge))
+        Some((self.ticket(number, slot), charge))
     }
 
     /// Whether it is no longer the turn of a request whose turn it was, by what was settled since.
@@ -714,22 +787,21 @@ impl<T> FairQueue<T> {
         self.remove(ticket.slot).with
     }
 
-    /// Makes room for a newcomer of this tenant: takes out the request of the tenant that has the most waiting for its
-    /// weight which would be served last, in this order. Says whose it was, and since when it has waited.
-    ///
-    /// If that is the newcomer's own tenant, the newcomer itself would be served last where the oldest is first, so there is
-    /// nothing to take out. Where the newest is first, it takes the place of its tenant's oldest.
-    pub(crate) fn make_room(&mut self, newcomer: u32, order: Order) -> Option<(u32, u64, T)> {
-        let id = self.makes_room(newcomer, order)?;
+    /// Takes out the request of a tenant that has some waiting which would be served last, in this order.
+    pub(crate) fn evict(&mut self, id: u32, order: Order) -> (u64, T) {
         let tenant = &self.tenants[id as usize];
         let evicted = self.remove(match order {
             Order::OldestFirst => tenant.tail,
             Order::NewestFirst => tenant.head,
         });
-        Some((id, evicted.since, evicted.with))
+        (evicted.since, evicted.with)
     }
 
-    /// The tenant whose request [would be taken out](Self::make_room), if there is one.
+    /// The tenant whose request is to be [taken out](Self::evict) to make room for a newcomer of this tenant: the one that has the
+    /// most waiting for its weight.
+    ///
+    /// If that is the newcomer's own tenant, the newcomer itself would be served last where the oldest is first, so there is
+    /// nothing to take out. Where the newest is first, it takes the place of its tenant's oldest.
     pub(crate) fn makes_room(&mut self, newcomer: u32, order: Order) -> Option<u32> {
         let hog = self.hog(newcomer);
         let has_own = order == Order::NewestFirst && self.tenants[newcomer as usize].waiting > 0;
@@ -744,7 +816,7 @@ impl<T> FairQueue<T> {
     }
 
     /// The tenant with the most waiters for its weight.
-    fn largest_backlog(&mut self) -> Option<(u32, u64)> {
+    pub(crate) fn largest_backlog(&mut self) -> Option<(u32, u64)> {
         loop {
             let Backlog(Reverse(backlog), id) = self.backlogs.top()?;
             let tenant = &self.tenants[id as usize];
@@ -835,6 +907,7 @@ impl<T> FairQueue<T> {
         let paid = expected.max(1).saturating_mul(cost.get().into());
         let charge = Charge {
             tenant: id,
+            lane: self.lane,
             cost,
             paid,
             price: tenant.price,
@@ -863,7 +936,7 @@ impl<T> FairQueue<T> {
             tenant.begun.since -= u128::from(cost) * u128::from(since);
             tenant.begun.paid -= u128::from(charge.paid);
         }
-        let was_held_back = tenant.running == self.max_running;
+        let was_held_back = tenant.all_running() == self.max_running;
         tenant.running -= 1;
         self.running -= 1;
         self.note_idle();
@@ -912,7 +985,7 @@ impl<T> FairQueue<T> {
     /// Whether the tenant has a request that may be next.
     fn is_ready(&self, id: u32) -> bool {
         let tenant = &self.tenants[id as usize];
-        tenant.head != NIL && tenant.running < self.max_running
+        tenant.head != NIL && tenant.all_running() < self.max_running
     }
 
     /// Takes a waiter out that is not served.

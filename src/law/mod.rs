@@ -9,6 +9,7 @@ pub(crate) mod drain_rate;
 pub(crate) mod episode;
 pub(crate) mod failure_window;
 pub(crate) mod fair_queue;
+pub(crate) mod fair_queues;
 pub(crate) mod gradient2;
 pub(crate) mod heap;
 pub(crate) mod levels;

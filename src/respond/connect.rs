@@ -17,6 +17,7 @@ const END_STREAM: u8 = 0b10;
 pub(super) fn unary(answer: &Answer) -> Response<Bytes> {
     let mut response = Response::new(error(answer).into());
     *response.status_mut() = match answer.code {
+        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
         Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -47,6 +48,7 @@ pub(super) fn streaming(answer: &Answer, content_type: HeaderValue) -> Response<
 /// As JSON.
 fn error(answer: &Answer) -> String {
     let code = match answer.code {
+        Code::DeadlineExceeded => "deadline_exceeded",
         Code::ResourceExhausted => "resource_exhausted",
         Code::Unavailable => "unavailable",
         Code::Internal => "internal",

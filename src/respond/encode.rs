@@ -78,6 +78,7 @@ pub(super) fn status(code: Code, message: &str, retry_after: Option<Duration>) -
 impl Code {
     pub(super) fn number(self) -> u64 {
         match self {
+            Self::DeadlineExceeded => 4,
             Self::ResourceExhausted => 8,
             Self::Internal => 13,
             Self::Unavailable => 14,

@@ -25,6 +25,13 @@ pub enum Protocol {
     Http,
 }
 
+impl Protocol {
+    /// Whether its clients know the codes of gRPC.
+    pub(super) fn calls_procedures(self) -> bool {
+        !matches!(self, Self::WebSocket | Self::Http)
+    }
+}
+
 /// What has to be known of a request in order to answer it. In two words: it is in the future of every request, which is
 /// moved several times.
 #[derive(Debug)]

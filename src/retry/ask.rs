@@ -11,7 +11,7 @@ use http::{
 };
 
 use super::{http_date::http_date, judge};
-use crate::clock;
+use crate::{clock, digits::digits};
 
 /// What the server asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,16 +80,6 @@ fn retry_after(headers: &HeaderMap, wall: impl Fn() -> Duration) -> Option<Durat
         })
     });
     delays.max()
-}
-
-/// Digits alone; too many of them are a great number.
-fn digits(digits: &[u8]) -> Option<u64> {
-    let mut digits = digits.iter().peekable();
-    digits.peek()?;
-    digits.try_fold(0_u64, |number, digit| {
-        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
-        Some(number.saturating_mul(10).saturating_add(digit))
-    })
 }
 
 #[cfg(all(test, not(backpressure_loom)))]

@@ -77,7 +77,7 @@ where
 /// | 8 RESOURCE_EXHAUSTED, 14 UNAVAILABLE in the head, with `grpc-retry-pushback-ms` | refused |
 /// | the same without | retryable |
 /// | any other `grpc-status` in the head | permanent |
-/// | a rejection of this crate, as an error or as the response that was made of it | refused; permanent if it asked for more than a burst |
+/// | a rejection of this crate, as an error or as the response that was made of it | refused; permanent if it asked for more than a burst, or its deadline has passed |
 /// | the same, but not [rejected here](Overloaded::rejected_here): the request was started | retryable |
 /// | what would be refused, with `x-rejected: further-in` as [`OverloadResponse`](crate::OverloadResponse) has it | retryable |
 /// | any other error | retryable |
@@ -93,7 +93,7 @@ pub struct ByAnswer;
 impl<B, E: 'static> Judge<Response<B>, E> for ByAnswer {
     fn judge(&self, result: Result<&Response<B>, &E>) -> Verdict {
         match refusal(result) {
-            Some(refusal) if refusal.reason() == Reason::ExceedsBurst => Verdict::Permanent,
+            Some(refusal) if fails_again(refusal.reason()) => Verdict::Permanent,
             Some(refusal) if refusal.rejected_here() => Verdict::Refused,
             Some(_) => Verdict::Retryable,
             None => result.map_or(Verdict::Retryable, |response| match of_response(response) {
@@ -102,6 +102,10 @@ impl<B, E: 'static> Judge<Response<B>, E> for ByAnswer {
             }),
         }
     }
+}
+
+fn fails_again(reason: Reason) -> bool {
+    matches!(reason, Reason::ExceedsBurst | Reason::Deadline)
 }
 
 fn of_response<B>(response: &Response<B>) -> Verdict {
@@ -238,10 +242,14 @@ mod tests {
         let overloaded = |reason| Overloaded::new("inner", reason, Duration::from_secs(1));
         assert_eq!(judge("broken".into()), Verdict::Retryable);
         assert_eq!(judge(overloaded(Reason::AtLimit).into()), Verdict::Refused);
-        assert_eq!(
-            judge(overloaded(Reason::ExceedsBurst).into()),
-            Verdict::Permanent
-        );
+        for reason in [Reason::ExceedsBurst, Reason::Deadline] {
+            let verdict = judge(overloaded(reason).into());
+            assert_eq!(verdict, Verdict::Permanent, "{reason:?}");
+        }
+        for elsewhere in [Reason::WouldBeLate, Reason::Displaced] {
+            let verdict = judge(overloaded(elsewhere).into());
+            assert_eq!(verdict, Verdict::Refused, "{elsewhere:?}");
+        }
 
         let started = overloaded(Reason::AtLimit);
         started.mark_further_in();

@@ -7,9 +7,10 @@ use tokio::time::Instant;
 use super::{
     Level, Thresholds, Work,
     probe::{Probes, Said},
+    work::refused_from,
 };
 use crate::{
-    ConfigError, Overloaded, Reason, clock,
+    ConfigError, Overloaded, Priority, Reason, clock,
     gate::bounds::Name,
     gate::bounds::nanos,
     law::levels::{Fall, Levels},
@@ -113,13 +114,13 @@ impl Watch {
     pub(super) fn admit(
         &self,
         now: Instant,
-        work: impl FnOnce() -> Work,
+        request: impl FnOnce() -> (Work, Priority),
     ) -> Result<(), Box<Overloaded>> {
         let level = self.level_at(now);
         if level >= Level::Critical {
-            let work = work();
-            if work == Work::New || (work == Work::Write && level == Level::Overflow) {
-                return Err(self.refuse(level, work));
+            let (work, priority) = request();
+            if let Some(from) = refused_from(work, priority).filter(|from| level >= *from) {
+                return Err(self.refuse(level, from));
             }
         }
         self.admitted.fetch_add(1, Relaxed);
@@ -177,21 +178,17 @@ impl Watch {
         }
     }
 
+    /// `from` is the level that has to be left until it passes.
     #[cold]
-    fn refuse(&self, level: Level, work: Work) -> Box<Overloaded> {
+    fn refuse(&self, level: Level, from: Level) -> Box<Overloaded> {
         let (count, unknown) = match level {
             Level::Overflow => (&self.rejected_at_overflow, RETRY_AFTER_OVERFLOW),
             _ => (&self.rejected_at_critical, RETRY_AFTER_CRITICAL),
         };
         count.fetch_add(1, Relaxed);
-        // The level that has to be left until it passes.
-        let barrier = match work {
-            Work::New => Level::Critical,
-            _ => Level::Overflow,
-        };
         let state = lock(&self.state);
         let wait = state.worst.and_then(|worst| {
-            let excess = state.levels.excess(barrier, worst.depth, worst.soft_limit);
+            let excess = state.levels.excess(from, worst.depth, worst.soft_limit);
             state.fall.wait(excess)
         });
         drop(state);

@@ -2,6 +2,9 @@
 
 use http::{Method, Request};
 
+use super::Level;
+use crate::{Priority, head::Head, priority};
+
 /// What a request means to the queues behind a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
@@ -32,6 +35,13 @@ pub enum Work {
 pub trait ClassifyWork<R> {
     /// What it is.
     fn classify(&self, request: &R) -> Work;
+
+    /// How much it matters. All requests matter alike, unless [`by_priority`](super::SaturationLayer::by_priority) says
+    /// otherwise.
+    fn priority(&self, request: &R) -> Priority {
+        let _ = request;
+        Priority::Normal
+    }
 }
 
 impl<R, F> ClassifyWork<R> for F
@@ -62,6 +72,30 @@ impl<B> ClassifyWork<Request<B>> for ByMethod {
             Method::POST | Method::CONNECT => Work::New,
             _ => Work::Write,
         }
+    }
+}
+
+/// By the [`Priority`] in an HTTP request's extensions too. Made by [`by_priority`](super::SaturationLayer::by_priority).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByPriority<C = ByMethod>(pub(super) C);
+
+impl<B, C: ClassifyWork<Request<B>>> ClassifyWork<Request<B>> for ByPriority<C> {
+    fn classify(&self, request: &Request<B>) -> Work {
+        self.0.classify(request)
+    }
+
+    fn priority(&self, request: &Request<B>) -> Priority {
+        priority::of(&Head::of(request))
+    }
+}
+
+/// The lowest level at which it is refused.
+pub(super) fn refused_from(work: Work, priority: Priority) -> Option<Level> {
+    use Priority::{Background, Critical, High, Low, Normal};
+    match (work, priority) {
+        (Work::Read, _) | (_, Critical) => None,
+        (Work::New, Normal) | (_, Low | Background) => Some(Level::Critical),
+        (Work::Write, Normal) | (_, High) => Some(Level::Overflow),
     }
 }
 

@@ -4,7 +4,11 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use crate::{
     Clock, ConfigError,
-    gate::tenants::{check_name, check_weight, check_weights},
+    gate::{
+        fair::check_floor,
+        tenants::{check_name, check_weight, check_weights},
+    },
+    law::fair_queues::{DEFAULT_FLOOR, WHOLE},
 };
 
 /// How long a request waits at most by default. Clients commonly give up after a second or more, and with a queue in
@@ -35,6 +39,7 @@ pub struct WfqConfig {
     pub(crate) max_wait: Option<Duration>,
     pub(crate) max_tenants: usize,
     pub(crate) max_in_flight_per_tenant: Option<NonZeroU32>,
+    pub(crate) priority_floor: f64,
     pub(crate) clock: Option<Clock>,
 }
 
@@ -54,6 +59,7 @@ impl Default for WfqConfig {
             max_wait: Some(DEFAULT_MAX_WAIT),
             max_tenants: 10_000,
             max_in_flight_per_tenant: None,
+            priority_floor: f64::from(DEFAULT_FLOOR) / f64::from(WHOLE),
             clock: None,
         }
     }
@@ -162,6 +168,27 @@ impl WfqConfig {
         self
     }
 
+    /// The share of the requests that are sent which each [`Priority`](crate::Priority) gets that has waiters, however many
+    /// more important ones there are: so nobody waits for ever. The default is 0.01; with 0, more important requests always
+    /// go first.
+    ///
+    /// ```
+    /// use tower_backpressure::WfqConfig;
+    ///
+    /// let config = WfqConfig::default().priority_floor(0.02);
+    /// # let _ = config;
+    /// ```
+    ///
+    /// # Panics
+    /// If it is not from 0 to 0.2.
+    pub fn priority_floor(mut self, share: f64) -> Self {
+        if let Err(error) = check_floor(share) {
+            panic!("WfqConfig::priority_floor({share}): {error}");
+        }
+        self.priority_floor = share;
+        self
+    }
+
     /// Another clock, such as `Clock::tsc()`: each request looks at it twice.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = Some(clock);
@@ -184,6 +211,7 @@ impl WfqConfig {
             check_weight(*weight).map_err(of)?;
         }
         check_weight(self.default_weight).map_err(|error| error.renamed("default_weight"))?;
+        check_floor(self.priority_floor)?;
         Ok(())
     }
 }
@@ -200,6 +228,7 @@ impl fmt::Debug for WfqConfig {
             .field("max_wait", &self.max_wait)
             .field("max_tenants", &self.max_tenants)
             .field("max_in_flight_per_tenant", &self.max_in_flight_per_tenant)
+            .field("priority_floor", &self.priority_floor)
             .field("clock", &self.clock)
             .finish()
     }

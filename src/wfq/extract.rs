@@ -4,13 +4,15 @@ use std::{borrow::Cow, fmt, num::NonZeroU32};
 
 use http::{HeaderName, Request};
 
-use crate::{head::Head, sync::Arc};
+use crate::{Deadline, Priority, clock, deadline, head::Head, priority, sync::Arc};
 
-/// Finds out whose request it is, and what it costs.
+/// Finds out whose request it is, what it costs, and how urgent it is.
 ///
 /// Any `Fn(&Request) -> Option<impl Into<Cow<'static, str>>>` is one: `|request: &MyRequest| …`, with the type
 /// written out. For HTTP there are [`FromExtension`], [`from_head`] and [`FromHeader`]; and
-/// `FromSpiffe`, with the feature `spiffe`.
+/// `FromSpiffe`, with the feature `spiffe`. Those for HTTP also find the request's [`Priority`] and [`Deadline`];
+/// a function does not, see [`WfqLayer::priority`](super::WfqLayer::priority) and
+/// [`WfqLayer::deadline`](super::WfqLayer::deadline).
 ///
 /// `None`, an empty name, and one of more than 256 bytes are the one anonymous tenant that all such requests
 /// share.
@@ -27,6 +29,19 @@ pub trait ExtractTenant<R> {
     fn cost(&self, request: &R) -> NonZeroU32 {
         let _ = request;
         NonZeroU32::MIN
+    }
+
+    /// How much the request matters. A [`WfqLayer`](super::WfqLayer) asks for it where the request may have to wait.
+    fn priority(&self, request: &R) -> Priority {
+        let _ = request;
+        Priority::default()
+    }
+
+    /// When nobody waits for the answer any more. A [`WfqLayer`](super::WfqLayer) asks for it where the request may have
+    /// to wait.
+    fn deadline(&self, request: &R) -> Option<Deadline> {
+        let _ = request;
+        None
     }
 }
 
@@ -80,6 +95,14 @@ impl<B> ExtractTenant<Request<B>> for FromExtension {
         let id: &TenantId = request.extensions().get()?;
         Some(id.as_str().into())
     }
+
+    fn priority(&self, request: &Request<B>) -> Priority {
+        priority::of(&Head::of(request))
+    }
+
+    fn deadline(&self, request: &Request<B>) -> Option<Deadline> {
+        deadline::of(&Head::of(request), clock::instant())
+    }
 }
 
 /// Takes the value of a header, **which any client can set to whatever it likes**.
@@ -100,6 +123,14 @@ impl<B> ExtractTenant<Request<B>> for FromHeader {
     fn tenant<'a>(&self, request: &'a Request<B>) -> Option<Cow<'a, str>> {
         let value = request.headers().get(&self.0)?;
         Some(value.to_str().ok()?.into())
+    }
+
+    fn priority(&self, request: &Request<B>) -> Priority {
+        priority::of(&Head::of(request))
+    }
+
+    fn deadline(&self, request: &Request<B>) -> Option<Deadline> {
+        deadline::of(&Head::of(request), clock::instant())
     }
 }
 
@@ -136,6 +167,14 @@ where
     fn tenant<'a>(&self, request: &'a Request<B>) -> Option<Cow<'a, str>> {
         (self.0)(Head::of(request)).map(Cow::Borrowed)
     }
+
+    fn priority(&self, request: &Request<B>) -> Priority {
+        priority::of(&Head::of(request))
+    }
+
+    fn deadline(&self, request: &Request<B>) -> Option<Deadline> {
+        deadline::of(&Head::of(request), clock::instant())
+    }
 }
 
 impl<F> fmt::Debug for FromHead<F> {
@@ -144,29 +183,66 @@ impl<F> fmt::Debug for FromHead<F> {
     }
 }
 
-/// An extractor, and a function that says what a request costs. Made by
-/// [`WfqLayer::cost`](super::WfqLayer::cost).
-pub struct WithCost<E, C> {
-    pub(crate) extract: Arc<E>,
-    pub(crate) cost: C,
+/// Adds to an extractor a function that says one more thing of a request.
+macro_rules! with {
+    ($doc:literal $with:ident { $own:ident: $says:ty, $(fn $other:ident -> $other_says:ty;)* }) => {
+        #[doc = $doc]
+        pub struct $with<E, F> {
+            pub(crate) extract: Arc<E>,
+            pub(crate) $own: F,
+        }
+
+        impl<R, E, F> ExtractTenant<R> for $with<E, F>
+        where
+            E: ExtractTenant<R>,
+            F: Fn(&R) -> $says,
+        {
+            fn tenant<'a>(&self, request: &'a R) -> Option<Cow<'a, str>> {
+                self.extract.tenant(request)
+            }
+
+            fn $own(&self, request: &R) -> $says {
+                (self.$own)(request)
+            }
+
+            $(fn $other(&self, request: &R) -> $other_says {
+                self.extract.$other(request)
+            })*
+        }
+
+        impl<E, F> fmt::Debug for $with<E, F> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($with)).finish_non_exhaustive()
+            }
+        }
+    };
 }
 
-impl<R, E, C> ExtractTenant<R> for WithCost<E, C>
-where
-    E: ExtractTenant<R>,
-    C: Fn(&R) -> NonZeroU32,
-{
-    fn tenant<'a>(&self, request: &'a R) -> Option<Cow<'a, str>> {
-        self.extract.tenant(request)
-    }
-
-    fn cost(&self, request: &R) -> NonZeroU32 {
-        (self.cost)(request)
+with! {
+    "An extractor, and a function that says what a request costs. Made by [`WfqLayer::cost`](super::WfqLayer::cost)."
+    WithCost {
+        cost: NonZeroU32,
+        fn priority -> Priority;
+        fn deadline -> Option<Deadline>;
     }
 }
 
-impl<E, C> fmt::Debug for WithCost<E, C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WithCost").finish_non_exhaustive()
+with! {
+    "An extractor, and a function that says how much a request matters. Made by
+    [`WfqLayer::priority`](super::WfqLayer::priority)."
+    WithPriority {
+        priority: Priority,
+        fn cost -> NonZeroU32;
+        fn deadline -> Option<Deadline>;
+    }
+}
+
+with! {
+    "An extractor, and a function that says when nobody waits for a request's answer any more. Made by
+    [`WfqLayer::deadline`](super::WfqLayer::deadline)."
+    WithDeadline {
+        deadline: Option<Deadline>,
+        fn cost -> NonZeroU32;
+        fn priority -> Priority;
     }
 }

@@ -18,6 +18,7 @@ use crate::{
         aside::{self, LimiterId, waited},
         fair::{
             After, Begun, Came, End, Fair, From as CameFrom, Grant, Granted, Look, Place, Turns,
+            Urgency,
         },
         gate::Gate,
         waiting::{PollSent, Waiter, WaitingFuture, send},
@@ -56,8 +57,9 @@ impl ForTurn {
         loop {
             let this = self.as_mut().project();
             let deadline = this.deadline;
-            let (seat, _) = this.place.seat(cx, |gate| {
-                *deadline = gate.bounds.max_wait().map(|wait| sleep(wait).deadline());
+            let (seat, _) = this.place.seat(cx, |gate, arrival| {
+                let longest = gate.longest_wait(arrival);
+                *deadline = longest.map(|wait| sleep(wait).deadline());
             })?;
             let (gate, arrival) = (this.place.gate(), this.place.arrival());
             match gate.look_for_turn(arrival, seat, cx.waker()) {
@@ -149,6 +151,10 @@ impl Waiter for ForTurn {
                     let _told = (waited.tell(id), aside::tell_time(&now));
                     return Poll::Ready(Ok(send(inner, request, running)));
                 }
+                Begun::Rejected(rejection) => {
+                    *inner = inner.clone(); // what it has reserved is for others
+                    return Poll::Ready(Err(rejection));
+                }
                 Begun::No => {
                     // What the inner service has reserved is for the request that has the turn now.
                     *inner = inner.clone();
@@ -191,9 +197,9 @@ impl Running {
     }
 
     /// It was not sent after all, and has to wait.
-    pub(super) fn take_back(mut self, from: CameFrom) -> (Came, After) {
+    pub(super) fn take_back(mut self, from: CameFrom, urgency: Urgency) -> (Came, After) {
         let grant = self.0.take().expect("it has not ended");
-        self.0.gate().take_back(grant, from)
+        self.0.gate().take_back(grant, from, urgency)
     }
 }
 

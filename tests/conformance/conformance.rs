@@ -6,6 +6,8 @@ mod aimd;
 mod codel;
 mod codel_wfq_admission;
 mod composition;
+#[path = "../support/edged.rs"]
+mod edged;
 #[path = "../support/fairness.rs"]
 mod fairness;
 mod gradient2;
@@ -18,6 +20,7 @@ mod simulation;
 mod support;
 mod vegas;
 mod wfq;
+mod who_is_served;
 mod windowed;
 
 use std::time::Duration;

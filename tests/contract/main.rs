@@ -26,9 +26,9 @@ use tower::{
 };
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
-    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
-    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, SubmittedAt,
-    WfqConfig, WfqLayer,
+    ConcurrencyLimitLayer, Deadline, DeadlineLayer, KeyedCircuitBreakerLayer,
+    KeyedConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer,
+    SaturationLayer, SubmittedAt, WfqConfig, WfqLayer,
     saturation::{Probe as Queue, Work},
 };
 
@@ -232,6 +232,15 @@ contract! {
     keyed_concurrency_limit_over_towers_concurrency_limit: WaitsInCall, ServiceBuilder::new()
         .layer(KeyedConcurrencyLimitLayer::new(2, key))
         .layer(tower::limit::GlobalConcurrencyLimitLayer::new(1));
+    keyed_concurrency_limit_with_deadlines: WaitsInCall, KeyedConcurrencyLimitLayer::new(1, key)
+        .deadline(|_: &u32| Some(Deadline::within(Duration::from_secs(3600))));
+    keyed_rate_limit_with_deadlines: IsServed,
+        KeyedRateLimitLayer::new(Rate::per_second(1_000_000_000), key)
+            .deadline(|_: &u32| Some(Deadline::within(Duration::from_secs(3600))));
+    deadline: IsServed, numbers(DeadlineLayer::new().max_timeout(Duration::from_secs(3600)));
+    deadline_over_concurrency_limit: Waits, numbers(ServiceBuilder::new()
+        .layer(DeadlineLayer::new().max_timeout(Duration::from_secs(3600)))
+        .layer(ConcurrencyLimitLayer::new(1)));
     saturation: IsServed, saturation(|| (0, 1));
     saturation_over_concurrency_limit: Waits, ServiceBuilder::new()
         .layer(saturation(|| (0, 1)))

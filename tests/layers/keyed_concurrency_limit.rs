@@ -22,7 +22,8 @@ use tokio::{
 };
 use tower::{BoxError, Layer, Service, service_fn};
 use tower_backpressure::{
-    KeyedConcurrencyLimit, KeyedConcurrencyLimitLayer, Reason, keyed_concurrency_limit::Handle,
+    Deadline, KeyedConcurrencyLimit, KeyedConcurrencyLimitLayer, Reason, deadline::WithDeadline,
+    keyed_concurrency_limit::Handle,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -487,5 +488,194 @@ proptest! {
                 prop_assert_eq!(now, (running, waiting));
             }
         }
+    }
+}
+
+/// A request with a number, a deadline, and the time that it takes.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    number: usize,
+    deadline: Option<Deadline>,
+    takes: Duration,
+}
+
+type TimedKey = fn(&Timed) -> Option<()>;
+type TimedDeadline = fn(&Timed) -> Option<Deadline>;
+
+fn one_key(_: &Timed) -> Option<()> {
+    Some(())
+}
+
+fn own_deadline(timed: &Timed) -> Option<Deadline> {
+    timed.deadline
+}
+
+fn timed(limit: usize) -> KeyedConcurrencyLimitLayer<WithDeadline<TimedKey, TimedDeadline>> {
+    KeyedConcurrencyLimitLayer::new(limit, one_key as TimedKey)
+        .deadline(own_deadline as TimedDeadline)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_rejected_when_its_deadline_passes_and_the_order_of_the_others_stays() {
+    let limit = timed(1);
+    let started = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&started);
+    let service = limit.layer(service_fn(move |request: Timed| {
+        seen.lock().unwrap().push(request.number);
+        async move {
+            tokio::time::sleep(request.takes).await;
+            Ok::<_, BoxError>(support::now())
+        }
+    }));
+    let came = support::now();
+    let send = |number, deadline: Option<u64>| {
+        let deadline = deadline.map(|seconds| Deadline::from(came + seconds as u32 * SECOND));
+        let request = Timed {
+            number,
+            deadline,
+            takes: 10 * SECOND,
+        };
+        tokio::spawn(service.clone().call(request))
+    };
+    let [a, b, c, d, e] = [
+        send(0, None),
+        send(1, Some(60)),
+        send(2, Some(3)),
+        send(3, None),
+        send(4, Some(20)), // the moment at which it would be its turn
+    ];
+    let rejected = refusal(c.await.unwrap().map(drop));
+    assert_eq!(support::now() - came, 3 * SECOND);
+    assert_eq!(rejected.layer(), "keyed_concurrency_limit");
+    assert_eq!(rejected.reason(), Reason::Deadline);
+    assert!(rejected.rejected_here());
+    assert_eq!(limit.handle().snapshot().waiting, 3);
+    let rejected = refusal(e.await.unwrap().map(drop));
+    assert_eq!(
+        (support::now() - came, rejected.reason()),
+        (20 * SECOND, Reason::Deadline)
+    );
+    for (request, seconds) in [(a, 10), (b, 20), (d, 30)] {
+        assert_eq!(request.await.unwrap().unwrap() - came, seconds * SECOND);
+    }
+    assert_eq!(*started.lock().unwrap(), [0, 1, 3]);
+    let snapshot = limit.handle().snapshot();
+    assert_eq!(
+        (snapshot.keys, snapshot.waiting, snapshot.in_flight),
+        (0, 0, 0)
+    );
+    assert_eq!((snapshot.totals.completed, snapshot.totals.expired), (3, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_comes_too_late_is_rejected_although_there_is_room() {
+    let limit = timed(1);
+    let mut service = limit.layer(service_fn(|_: Timed| async {
+        Err::<(), BoxError>("called".into())
+    }));
+    let deadline = Some(Deadline::within(SECOND));
+    advance(SECOND).await;
+    let late = Timed {
+        number: 0,
+        deadline,
+        takes: SECOND,
+    };
+    let rejected = refusal(finish(Box::pin(service.call(late))));
+    assert_eq!(rejected.reason(), Reason::Deadline);
+    let snapshot = limit.handle().snapshot();
+    assert_eq!((snapshot.totals.enqueued, snapshot.totals.expired), (1, 1));
+    assert_eq!((snapshot.keys, snapshot.waits.count()), (0, 0));
+}
+
+/// It has the permit, and waits for a service that is not ready.
+#[tokio::test(start_paused = true)]
+async fn one_that_was_let_in_and_not_sent_hands_its_permit_on_when_its_deadline_passes() {
+    let limit = KeyedConcurrencyLimitLayer::new(1, |_: &u32| Some(()))
+        .deadline(|seconds: &u32| (*seconds > 0).then(|| Deadline::within(*seconds * SECOND)));
+    let probe = support::Probe::new();
+    probe.set(|script| script.ready = support::Behaviour::Pends);
+    let mut service = limit.layer(probe.clone());
+    let first = tokio::spawn(service.call(5));
+    let second = tokio::spawn(service.call(0));
+    let rejected = refusal(first.await.unwrap());
+    assert_eq!(rejected.reason(), Reason::Deadline);
+    probe.set(|script| script.ready = support::Behaviour::Works);
+    assert_eq!(second.await.unwrap().unwrap(), 0);
+    assert_eq!(probe.calls(), 1);
+    assert_eq!(limit.handle().snapshot().totals.expired, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_http_requests_the_protocols_deadline_is_known() {
+    let limit = KeyedConcurrencyLimitLayer::new(1, |_: &Request<()>| Some("key"))
+        .deadline(tower_backpressure::deadline::FromRequest);
+    let mut service = limit.layer(service_fn(|_: Request<()>| async {
+        tokio::time::sleep(SECOND).await;
+        Ok::<_, BoxError>(Response::new(()))
+    }));
+    let send = |timeout: &str| {
+        Request::get("/")
+            .header("grpc-timeout", timeout)
+            .body(())
+            .unwrap()
+    };
+    let first = tokio::spawn(service.call(send("1H")));
+    let rejected = refusal(service.call(send("250m")).await.map(drop));
+    assert_eq!(rejected.reason(), Reason::Deadline);
+    assert_eq!(first.await.unwrap().unwrap().status(), 200);
+}
+
+proptest! {
+    /// Whatever the deadlines are, requests start in the order in which they came and none after its deadline; each is rejected at
+    /// its deadline if it has not started, and all are counted once.
+    #[test]
+    fn deadlines_take_nothing_from_the_order(
+        limit in 1..4_usize,
+        requests in prop::collection::vec((prop::option::of(0..200_u64), 1..40_u64, 0..10_u64), 1..40),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let layer = timed(limit);
+        let started = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&started);
+        let service = layer.layer(service_fn(move |request: Timed| {
+            assert!(request.deadline.is_none_or(|deadline| !deadline.has_passed()));
+            seen.lock().unwrap().push(request.number);
+            async move {
+                tokio::time::sleep(request.takes).await;
+                Ok::<_, BoxError>(())
+            }
+        }));
+        let (mut served, mut expired) = (0, 0);
+        runtime.block_on(async {
+            let mut tasks = Vec::new();
+            for (number, (deadline, takes, pause)) in requests.iter().enumerate() {
+                let ends = deadline.map(|millis| support::now() + Duration::from_millis(millis));
+                let takes = Duration::from_millis(*takes);
+                let request = Timed { number, deadline: ends.map(Deadline::from), takes };
+                let response = service.clone().call(request);
+                tasks.push(tokio::spawn(async move {
+                    let result = response.await;
+                    (result, ends, support::now())
+                }));
+                tokio::time::sleep(Duration::from_millis(*pause)).await;
+            }
+            for task in tasks {
+                match task.await.unwrap() {
+                    (Ok(()), ..) => served += 1,
+                    (Err(error), ends, at) => {
+                        let rejected = refusal(Err::<(), _>(error));
+                        assert_eq!((rejected.reason(), Some(at)), (Reason::Deadline, ends));
+                        expired += 1;
+                    }
+                }
+            }
+        });
+        let started = started.lock().unwrap();
+        prop_assert!(started.is_sorted());
+        let snapshot = layer.handle().snapshot();
+        prop_assert_eq!((snapshot.keys, snapshot.waiting), (0, 0));
+        let totals = snapshot.totals;
+        prop_assert_eq!((totals.enqueued, totals.completed, totals.expired), (requests.len() as u64, served, expired));
+        prop_assert_eq!(started.len() as u64, served);
     }
 }

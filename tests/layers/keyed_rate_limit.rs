@@ -19,8 +19,8 @@ use support::*;
 use tokio::time;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, Reason,
-    keyed_rate_limit::Handle,
+    ConcurrencyLimitLayer, Deadline, KeyedRateLimitLayer, LoadShedLayer, Rate, Reason,
+    keyed_rate_limit::{self, Handle},
 };
 
 const fn ms(n: u64) -> Duration {
@@ -646,4 +646,76 @@ proptest! {
             }
         });
     }
+}
+
+/// A request and the milliseconds that it has left.
+type Timed = (u32, Option<u64>);
+
+fn timed(rate: Rate) -> KeyedRateLimitLayer<impl keyed_rate_limit::Key<Timed>> {
+    KeyedRateLimitLayer::new(rate, |(key, _): &Timed| Some(*key))
+        .deadline(|(_, left): &Timed| left.map(|left| Deadline::within(ms(left))))
+        .max_wait(ms(1000))
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_token_would_come_too_late_takes_none_and_says_when_it_would() {
+    let layer = timed(Rate::per_second(10).burst(1));
+    let handle = layer.handle();
+    let probe = Probe::new();
+    let mut service = layer.layer(tower::util::MapRequest::new(probe.clone(), |(key, _)| key));
+    let mut call = |left| {
+        assert!(poll_ready::<_, Timed>(&mut service).is_ready());
+        service.call((1, left))
+    };
+    assert_eq!(call(Some(1)).await.unwrap(), 1); // a token is there
+    let mut in_time = call(Some(101)); // a token is there after 100 ms
+    assert!(poll(&mut in_time).is_pending());
+    for left in [1, 150, 200] {
+        let late = refusal(finish(call(Some(left))));
+        assert_eq!(late.reason(), Reason::WouldBeLate, "{left}");
+        assert_eq!(late.retry_after(), ms(200));
+    }
+    let expired = refusal(finish(call(Some(0))));
+    assert_eq!(expired.reason(), Reason::Deadline);
+    assert_eq!(in_time.await.unwrap(), 1);
+    assert_eq!(probe.calls(), 2);
+    let snapshot = handle.snapshot();
+    assert_eq!((snapshot.admitted, snapshot.waiting), (2, 0));
+    assert_eq!(
+        (snapshot.rejected.would_be_late, snapshot.rejected.deadline),
+        (3, 1)
+    );
+    time::advance(ms(100)).await;
+    assert_eq!(
+        call(Some(1)).await.unwrap(),
+        1,
+        "those that were late have taken nothing"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_has_its_token_is_rejected_if_the_service_is_not_ready_in_time() {
+    let layer = timed(Rate::per_second(10).burst(1));
+    let probe = Probe::new();
+    let service = layer.layer(tower::util::MapRequest::new(probe.clone(), |(key, _)| key));
+    let call = |left| {
+        let mut service = service.clone();
+        assert!(poll_ready::<_, Timed>(&mut service).is_ready());
+        service.call((1, left))
+    };
+    call(None).await.unwrap();
+    let (waits, patient) = (call(Some(150)), call(None));
+    probe.set(|script| script.ready = Behaviour::Pends);
+    let began = now();
+    let rejected = refusal(waits.await);
+    assert_eq!(
+        (rejected.reason(), now() - began),
+        (Reason::Deadline, ms(150))
+    );
+    let patient = tokio::spawn(patient);
+    time::sleep(ms(500)).await;
+    probe.set(|script| script.ready = Behaviour::Works);
+    assert_eq!(patient.await.unwrap().unwrap(), 1);
+    assert_eq!(probe.calls(), 2);
+    assert_eq!(layer.handle().snapshot().rejected.deadline, 1);
 }

@@ -18,7 +18,7 @@ use support::{Probe, finish, poll_ready, refusal};
 use tokio::time::advance;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, OverloadResponseLayer, Reason, Saturation, SaturationLayer,
+    ConcurrencyLimitLayer, OverloadResponseLayer, Priority, Reason, Saturation, SaturationLayer,
     channel::{self, bounded},
     saturation::{Handle, Level, Thresholds, Work},
 };
@@ -102,6 +102,49 @@ fn queue_depth_strategy() {
         let snapshot = layer.handle().snapshot();
         assert_eq!((snapshot.level, snapshot.probe), (level, Some("queue")));
         assert_eq!(snapshot.ratio, depth as f64 / 1000.0);
+    }
+}
+
+/// The table of `by_priority`'s docs, at each level.
+#[test]
+fn the_less_important_are_refused_earlier() {
+    use Priority::{Background, Critical, High, Low, Normal};
+    let queue = Queue::default();
+    let layer = SaturationLayer::new()
+        .probe("queue", queue.probe())
+        .sample_every(Duration::ZERO)
+        .by_priority();
+    let mut service = layer.layer(service_fn(|_: Request<()>| {
+        Box::pin(async { Ok::<_, BoxError>(Response::new(())) })
+    }));
+    let mut passes = |method: Method, priority: Option<Priority>| {
+        let mut request = Request::builder().method(method).body(()).unwrap();
+        if let Some(priority) = priority {
+            request.extensions_mut().insert(priority);
+        }
+        assert!(poll_ready::<_, Request<()>>(&mut service).is_ready());
+        finish(service.call(request)).is_ok()
+    };
+    for (priority, new_at_critical, write_at_critical, new_at_overflow, write_at_overflow) in [
+        (Some(Background), false, false, false, false),
+        (Some(Low), false, false, false, false),
+        (Some(Normal), false, true, false, false),
+        (None, false, true, false, false),
+        (Some(High), true, true, false, false),
+        (Some(Critical), true, true, true, true),
+    ] {
+        for (depth, [read, new, write]) in [
+            (849, [true, true, true]),
+            (850, [true, new_at_critical, write_at_critical]),
+            (951, [true, new_at_overflow, write_at_overflow]),
+        ] {
+            queue.set(0);
+            assert!(passes(Method::GET, None)); // it falls
+            queue.set(depth);
+            assert_eq!(passes(Method::GET, priority), read, "{depth} {priority:?}");
+            assert_eq!(passes(Method::POST, priority), new, "{depth} {priority:?}");
+            assert_eq!(passes(Method::PUT, priority), write, "{depth} {priority:?}");
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use std::{
 
 use tokio::runtime::Runtime;
 use tower::{BoxError, Layer, Service};
-use tower_backpressure::{Overloaded, SubmittedAt};
+use tower_backpressure::{Deadline, Overloaded, Priority, SubmittedAt};
 
 use self::server::{Happens, Inside};
 pub use self::server::{Inner, Random, Server, Spread};
@@ -39,8 +39,44 @@ pub fn seeds() -> std::ops::Range<u64> {
     0..seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(1)
 }
 
+/// What was seen of the requests of one priority.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Level {
+    pub offered: usize,
+    pub served: usize,
+    pub refused: usize,
+    /// As those of all.
+    latencies: Vec<f64>,
+    sojourns: Vec<f64>,
+}
+
+impl Level {
+    fn add(&mut self, part: Self) {
+        self.offered += part.offered;
+        self.served += part.served;
+        self.refused += part.refused;
+        self.latencies.extend(part.latencies);
+        self.sojourns.extend(part.sojourns);
+    }
+
+    fn sort(&mut self) {
+        self.latencies.sort_unstable_by(f64::total_cmp);
+        self.sojourns.sort_unstable_by(f64::total_cmp);
+    }
+
+    /// The latency that this share of those served did not exceed, in seconds.
+    pub fn quantile(&self, share: f64) -> f64 {
+        quantile(&self.latencies, share)
+    }
+
+    /// The same for how old requests were when the server was called.
+    pub fn sojourn(&self, share: f64) -> f64 {
+        quantile(&self.sojourns, share)
+    }
+}
+
 /// What was seen in a part of a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     pub lasted: f64,
     pub offered: usize,
@@ -60,6 +96,8 @@ pub struct Seen {
     /// Those of each tenant.
     pub good_by_tenant: Vec<usize>,
     pub offered_by_tenant: Vec<usize>,
+    /// Those of each [`Priority`], by its number.
+    pub by_priority: [Level; 5],
     /// From arrival to response, of those that were served, sorted.
     latencies: Vec<f64>,
     /// From arrival until the server was called, of those that were served, sorted.
@@ -98,6 +136,8 @@ impl Seen {
             all.wasted += part.wasted;
             add(&mut all.good_by_tenant, &part.good_by_tenant);
             add(&mut all.offered_by_tenant, &part.offered_by_tenant);
+            let levels = all.by_priority.iter_mut().zip(part.by_priority);
+            levels.for_each(|(all, part)| all.add(part));
             all.latencies.extend(part.latencies);
             all.sojourns.extend(part.sojourns);
             all.rejections.extend(part.rejections);
@@ -107,6 +147,7 @@ impl Seen {
     }
 
     fn sort(&mut self) {
+        self.by_priority.iter_mut().for_each(Level::sort);
         self.latencies.sort_unstable_by(f64::total_cmp);
         self.sojourns.sort_unstable_by(f64::total_cmp);
         self.rejections.sort_unstable_by(f64::total_cmp);
@@ -140,6 +181,9 @@ pub struct Job {
     /// It waits for news: it takes long, and is no work.
     pub polls: bool,
     pub submitted: SubmittedAt,
+    pub priority: Priority,
+    /// When its client loses patience, if that is told.
+    pub deadline: Option<Deadline>,
 }
 
 /// Clients that try again when they are refused, or fail, or have no answer when their patience ends. The
@@ -187,8 +231,14 @@ pub struct World<S> {
     pub server: Server,
     /// A response later than this is no use to a client.
     pub patience: Duration,
+    /// How much of the load has which patience instead. Empty if all have the same.
+    pub patiences: Vec<(f64, Duration)>,
+    /// Whether requests tell their clients' patience.
+    pub tells_patience: bool,
     /// How much of the load is whose.
     pub tenants: Vec<f64>,
+    /// How much of it matters how much. Empty if nothing is said of it.
+    pub priorities: Vec<(f64, Priority)>,
     /// Whether there are layers with timers, which have to be looked after.
     pub timers: bool,
     /// Whether clients try again.
@@ -226,6 +276,7 @@ enum Later {
 /// One request, and where it is.
 struct Client<S> {
     job: Job,
+    patience: Duration,
     /// Which of all requests it is, and how often it has been sent now.
     number: u64,
     attempt: u32,
@@ -260,7 +311,10 @@ impl<S: Stack> World<S> {
         Self {
             server,
             patience: Duration::MAX,
+            patiences: Vec::new(),
+            tells_patience: false,
             tenants: vec![1.0],
+            priorities: Vec::new(),
             timers: false,
             retry: None,
             hang_up: false,
@@ -374,11 +428,24 @@ impl<S: Stack> World<S> {
     }
 
     fn send(&mut self, tenant: usize, attempt: u32, polls: bool) {
+        let patience = match self.patiences.is_empty() {
+            true => self.patience,
+            false => drawn(&self.patiences, &mut self.arrivals),
+        };
+        let priority = match self.priorities.is_empty() {
+            true => Priority::default(),
+            false => drawn(&self.priorities, &mut self.arrivals),
+        };
         let job = Job {
             tenant,
             polls,
             submitted: SubmittedAt::now(),
+            priority,
+            deadline: self.tells_patience.then(|| Deadline::within(patience)),
         };
+        if attempt == 1 && !polls {
+            self.seen.by_priority[priority as usize].offered += 1;
+        }
         self.seen.sent += usize::from(!polls);
         self.sent += 1;
         let number = self.sent;
@@ -387,6 +454,7 @@ impl<S: Stack> World<S> {
             let client = self.clients.len();
             self.clients.push(Client {
                 job,
+                patience,
                 number,
                 attempt,
                 since,
@@ -397,9 +465,9 @@ impl<S: Stack> World<S> {
         });
         let this = &mut self.clients[client];
         (this.job, this.since, this.stage) = (job, since, Stage::Comes);
-        (this.number, this.attempt) = (number, attempt);
+        (this.number, this.attempt, this.patience) = (number, attempt, patience);
         if !polls && (self.retry.is_some() || self.hang_up) {
-            let end = since.saturating_add(self.patience.as_nanos() as u64);
+            let end = since.saturating_add(patience.as_nanos() as u64);
             let loses_patience = Later::LosesPatience(client, number);
             self.later.push(Reverse((end, number, loses_patience)));
         }
@@ -476,7 +544,8 @@ impl<S: Stack> World<S> {
         };
         this.stage = Stage::Gone;
         self.free.push(client);
-        let (since, tenant) = (this.since, this.job.tenant);
+        let (since, tenant, priority) = (this.since, this.job.tenant, this.job.priority);
+        let patience = this.patience.as_secs_f64();
         let (attempt, waited_for) = (this.attempt, this.number != 0);
         if this.job.polls {
             return;
@@ -486,11 +555,15 @@ impl<S: Stack> World<S> {
             Ok(()) => {
                 let latency = (self.now() - since) as f64 / 1e9;
                 let (called, work) = self.inside.borrow().called[client];
-                let patience = self.patience.as_secs_f64();
                 let seen = &mut self.seen;
                 seen.served += 1;
+                let sojourn = (called - since) as f64 / 1e9;
+                let level = &mut seen.by_priority[priority as usize];
+                level.served += 1;
+                level.latencies.push(latency);
+                level.sojourns.push(sojourn);
                 seen.latencies.push(latency);
-                seen.sojourns.push((called - since) as f64 / 1e9);
+                seen.sojourns.push(sojourn);
                 if latency <= patience {
                     seen.good += 1;
                     count(&mut seen.good_by_tenant, tenant);
@@ -502,6 +575,7 @@ impl<S: Stack> World<S> {
             }
             Err(_) if refusal.is_some_and(|refusal| refusal.is_some()) => {
                 self.seen.refused += 1;
+                self.seen.by_priority[priority as usize].refused += 1;
                 let took = (self.now() - since) as f64 / 1e9;
                 self.seen.rejections.push(took);
             }
@@ -530,6 +604,17 @@ impl<S: Stack> World<S> {
             }
         }
     }
+}
+
+/// One of these, by their shares.
+fn drawn<T: Copy>(shares: &[(f64, T)], random: &mut Random) -> T {
+    let all: f64 = shares.iter().map(|(share, _)| share).sum();
+    let mut left = random.unit() * all;
+    let found = shares.iter().find(|(share, _)| {
+        left -= share;
+        left <= 0.0
+    });
+    found.unwrap_or(&shares[0]).1
 }
 
 fn count(counts: &mut Vec<usize>, tenant: usize) {

@@ -14,6 +14,7 @@ use crate::{
     },
     law::{
         codel::Settings,
+        fair_queues::MAIN,
         limit::{Bounds as LimitBounds, Limit, Sample},
     },
     sync::{Arc, lock},
@@ -67,13 +68,32 @@ enum GivesUp {
 use GivesUp::*;
 
 fn arrive(gate: &Gate<Fair>, tenant: &str) -> Arrived {
-    let name = (!tenant.is_empty()).then_some(tenant);
-    gate.arrive(name, NonZeroU32::MIN, 0, &mut Now::default())
+    arrive_urgently(gate, tenant, Urgency::default())
 }
+
+fn arrive_urgently(gate: &Gate<Fair>, tenant: &str, urgency: Urgency) -> Arrived {
+    let name = (!tenant.is_empty()).then_some(tenant);
+    gate.arrive(name, NonZeroU32::MIN, 0, &mut Now::default(), |_| urgency)
+}
+
+/// More important than others.
+const IMPORTANT: Urgency = Urgency {
+    lane: MAIN + 1,
+    deadline: None,
+};
 
 /// Comes as an edge lets it, until it has a permit.
 fn acquire(gate: &Gate<Fair>, tenant: &str, gives_up: GivesUp) -> Option<Grant> {
-    let arrival = match arrive(gate, tenant) {
+    acquire_urgently(gate, tenant, Urgency::default(), gives_up)
+}
+
+fn acquire_urgently(
+    gate: &Gate<Fair>,
+    tenant: &str,
+    urgency: Urgency,
+    gives_up: GivesUp,
+) -> Option<Grant> {
+    let arrival = match arrive_urgently(gate, tenant, urgency) {
         Arrived::Goes(grant) => return Some(grant),
         Arrived::Rejected(_) => return None,
         Arrived::Waits(arrival) => arrival,
@@ -112,7 +132,11 @@ struct Waiter {
 
 impl Waiter {
     fn enters(gate: &Gate<Fair>, tenant: &str) -> Self {
-        let Arrived::Waits(arrival) = arrive(gate, tenant) else {
+        Self::enters_urgently(gate, tenant, Urgency::default())
+    }
+
+    fn enters_urgently(gate: &Gate<Fair>, tenant: &str, urgency: Urgency) -> Self {
+        let Arrived::Waits(arrival) = arrive_urgently(gate, tenant, urgency) else {
             panic!("it has to wait");
         };
         let (parked, waker) = Parked::new();
@@ -349,6 +373,77 @@ fn a_waiter_whose_place_another_needs_while_it_is_granted_a_permit_is_served_or_
         let served = waiter.request(&gate);
         assert!(thread.join().expect("no panic"));
         assert_eq!(gate.bounds.rejected().queue_full, u64::from(!served));
+        assert_empty(&gate, 2 + u64::from(served));
+    });
+}
+
+/// There is one place, and the newcomer matters more. Whoever is rejected was never served.
+#[test]
+fn a_waiter_that_is_displaced_while_it_is_granted_a_permit_is_served_or_rejected() {
+    check(|| {
+        let gate = gate(1, WfqConfig::default().max_waiting(1));
+        let runs = acquire(&gate, "a", Never).expect("nobody is there");
+        let waiter = Waiter::enters(&gate, "b");
+        let other = gate.clone();
+        let thread = thread::spawn(move || {
+            let important = acquire_urgently(&other, "c", IMPORTANT, Never);
+            end(&other, important.expect("nobody matters more"));
+        });
+        end(&gate, runs);
+        let served = waiter.request(&gate);
+        thread.join().expect("no panic");
+        let rejected = gate.bounds.rejected();
+        assert_eq!(rejected.displaced, u64::from(!served));
+        assert_eq!(rejected.queue_full, 0);
+        assert_empty(&gate, 2 + u64::from(served));
+    });
+}
+
+#[test]
+fn a_waiter_that_leaves_while_it_is_displaced_is_gone_once() {
+    check(|| {
+        let gate = gate(1, WfqConfig::default().max_waiting(1));
+        let runs = acquire(&gate, "a", Never).expect("nobody is there");
+        let leaves = Waiter::enters(&gate, "b");
+        let other = gate.clone();
+        let thread = thread::spawn(move || other.leave(&leaves.arrival, leaves.seat));
+        let important = Waiter::enters_urgently(&gate, "c", IMPORTANT);
+        thread.join().expect("no panic");
+        assert_eq!(gate.snapshot().waits.count(), 1, "its wait is over, once");
+        assert!(gate.bounds.rejected().displaced <= 1);
+        end(&gate, runs);
+        assert!(important.request(&gate));
+        assert_empty(&gate, 2);
+    });
+}
+
+#[test]
+fn a_waiter_whose_deadline_passes_while_it_is_granted_a_permit_has_it_or_hands_it_on() {
+    check(|| {
+        let gate = gate(1, WfqConfig::default());
+        let runs = acquire(&gate, "a", Never).expect("nobody is there");
+        let soon = Urgency {
+            deadline: Some(1),
+            ..Urgency::default()
+        };
+        let expires = Waiter::enters_urgently(&gate, "b", soon);
+        let stays = Waiter::enters(&gate, "c");
+        let other = gate.clone();
+        let thread = thread::spawn(move || match other.expire(&expires.arrival, expires.seat) {
+            Fate::Goes(grant) => {
+                end(&other, grant);
+                true
+            }
+            Fate::Rejected(rejection) => {
+                assert_eq!(rejection.reason(), Reason::Deadline);
+                false
+            }
+            Fate::Waits => panic!("its time is over"),
+        });
+        end(&gate, runs);
+        assert!(stays.request(&gate));
+        let served = thread.join().expect("no panic");
+        assert_eq!(gate.bounds.rejected().deadline, u64::from(!served));
         assert_empty(&gate, 2 + u64::from(served));
     });
 }

@@ -58,7 +58,7 @@ impl<S: Serves> Place<S> {
     pub(crate) fn seat(
         &mut self,
         cx: &Context<'_>,
-        begin: impl FnOnce(&Gate<Fair<S>>),
+        begin: impl FnOnce(&Gate<Fair<S>>, &Arrival),
     ) -> Result<(u32, bool), BoxError> {
         match self.stage {
             Stage::Waits(seat) => Ok((seat, true)),
@@ -68,7 +68,7 @@ impl<S: Serves> Place<S> {
                 // As it is: `?` would box the box, and a rejection that is boxed twice is not found.
                 let entered = entered.map_err(|rejection| rejection as BoxError)?;
                 self.stage = Stage::Waits(entered.seat);
-                begin(&self.gate);
+                begin(&self.gate, &self.arrival);
                 entered.after.run(&self.gate);
                 Ok((entered.seat, entered.is_decided))
             }

@@ -9,8 +9,8 @@
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{
-    Age, Ages, Fair, Grant, Places, Quiet, Rejection, State, Uncharged,
-    waiters::{After, Arrival, End, Serves},
+    Age, Ages, Fair, Grant, Quiet, Rejection, State, Uncharged,
+    waiters::{After, Arrival, End, Serves, Urgency},
 };
 use crate::{
     Overloaded, Reason,
@@ -22,7 +22,7 @@ use crate::{
         room::{Next, Room, Scene, Wakes},
         tenants::ANONYMOUS,
     },
-    law::fair_queue::{Charge, Order},
+    law::fair_queue::{Charge, Lane, Order},
     sync::{
         MutexGuard,
         Ordering::{Relaxed, Release},
@@ -36,21 +36,33 @@ impl Serves for Ages {
         room.serves.roll(scene, wakes);
         let mut next = Next::Nobody;
         while next == Next::Nobody && !wakes.is_full() {
-            let order = room.serves.order(now);
-            let Some((ticket, mut charge)) = room.queue.next_in(order, now) else {
+            let Some(lane) = room.queue.next_lane() else {
                 break;
             };
-            let tenant = charge.tenant();
+            let order = room.serves.order(now, lane);
+            let Some((ticket, mut charge)) = room.queue.next_in(lane, order, now) else {
+                break;
+            };
+            let who = (charge.tenant(), charge.lane());
             let (since, seat) = room.queue.begin(&ticket, &mut charge, now);
             let own = now.saturating_sub(since);
-            scene.bounds.waits.record(own);
+            room.note_wait(lane, own, scene.bounds);
+            if let Err(rejection) = room.misses(room.seats[seat].deadline, now) {
+                room.note_late(who);
+                room.queue.refund(charge);
+                room.reject(who, seat, rejection, scene.bounds, wakes);
+                continue;
+            }
             let age = Age {
                 all: room.seats[seat].older.saturating_add(own),
                 own,
                 oldest: room.oldest_that_may_run(now),
             };
-            match room.serves.judge_next(order, scene, &age) {
+            // If it is the newest, no other would be better served. If less important requests wait, those are to be rejected.
+            let spared = order == Order::NewestFirst || room.queue.has_less_important(lane);
+            match room.serves.judge_next(lane, spared, scene, &age) {
                 Ok(()) => {
+                    room.note_started(lane);
                     let seat = &mut room.seats[seat];
                     seat.state = State::Goes(charge);
                     wakes.push(mem::replace(&mut seat.waker, Waker::noop().clone()));
@@ -59,7 +71,7 @@ impl Serves for Ages {
                 Err(reason) => {
                     room.queue.refund(charge);
                     let rejection = Rejection::by_age(reason, age);
-                    room.reject(tenant, seat, rejection, scene.bounds, wakes);
+                    room.reject(who, seat, rejection, scene.bounds, wakes);
                 }
             }
         }
@@ -101,18 +113,21 @@ impl Serves for Ages {
         gate.load_now().0
     }
 
-    /// Where the newest is first, the oldest makes way as soon as more wait than can be served soon.
-    fn places(&self, now: u64, in_flight: usize, max_waiting: usize) -> Places {
-        let order = self.order(now);
-        let most = match order {
-            Order::OldestFirst => max_waiting,
-            Order::NewestFirst => max_waiting.min(self.places_for_newest(in_flight as u64)),
-        };
-        Places { most, order }
+    #[inline]
+    fn order(&self, now: u64, lane: Lane) -> Order {
+        Self::order(self, now, lane)
     }
 
-    fn note_no_place(&mut self, order: Order) {
-        self.count_no_place(order);
+    fn places_for_newest(&self, lane: Lane, in_flight: usize) -> usize {
+        Self::places_for_newest(self, lane, in_flight as u64)
+    }
+
+    fn note_no_place(&mut self, lane: Lane, order: Order) {
+        self.count_no_place(lane, order);
+    }
+
+    fn note_late(&mut self, lane: Lane) {
+        self.count_late(lane);
     }
 
     fn note_entering(&mut self, scene: &Scene<'_>, has_room: bool, wakes: &mut Wakes) {
@@ -168,35 +183,54 @@ impl Gate<Fair> {
         cost: NonZeroU32,
         age: u64,
         now: &mut Now,
+        urgency: impl Fn(&mut Now) -> Urgency,
     ) -> Arrived {
-        let now = self.clock.nanos_at(now);
-        if name.is_none() && age == 0 && self.published.is(now) {
-            // Before the permit is taken: who comes to wait after that is waited for.
-            let busy = self.published.busy();
-            if self.try_admit_below(self.published.below()) {
-                return Arrived::Goes(Grant::Uncharged(Uncharged {
-                    tenant: ANONYMOUS,
-                    cost,
-                    began: now,
-                    busy,
-                    is_counted: false,
-                }));
+        let at = self.clock.nanos_at(now);
+        let known = self.published.asks_urgency().then(|| urgency(now));
+        if name.is_none() && age == 0 && self.published.is(at) {
+            if let Some(grant) = self.start_quietly(known.unwrap_or_default(), cost, at) {
+                return Arrived::Goes(grant);
             }
         }
-        self.ask(name, cost, age, now)
+        if known.is_none() && self.load().is_open() {
+            return match self.ask(name, cost, age, at, None) {
+                Arrived::Waits(arrival) => self.wait(arrival.with(urgency(now))),
+                arrived => arrived,
+            };
+        }
+        let urgency = known.unwrap_or_else(|| urgency(now));
+        self.ask(name, cost, age, at, Some(urgency))
+    }
+
+    /// Starts a request of no age and without a tenant, if nobody waits and the room need not be told.
+    #[inline]
+    fn start_quietly(&self, urgency: Urgency, cost: NonZeroU32, now: u64) -> Option<Grant> {
+        let Urgency { lane, .. } = urgency;
+        // Before the permit is taken: who comes to wait after that is waited for.
+        let busy = self.published.busy();
+        if !self.try_admit_below(self.published.below()) {
+            return None;
+        }
+        self.published.note_started(lane);
+        Some(Grant::Uncharged(Uncharged {
+            tenant: ANONYMOUS,
+            lane,
+            cost,
+            began: now,
+            busy,
+            is_counted: false,
+        }))
     }
 
     /// Starts something without a tenant that does not want to wait.
     pub(crate) fn try_start(&self) -> Result<Grant, Box<Overloaded>> {
-        match self.arrive(None, NonZeroU32::MIN, 0, &mut Now::default()) {
+        let now = &mut Now::default();
+        match self.arrive(None, NonZeroU32::MIN, 0, now, |_| Urgency::default()) {
             Arrived::Goes(grant) => Ok(grant),
             Arrived::Rejected(rejection) => Err(rejection),
             Arrived::Waits(arrival) => {
                 let mut slow = lock(&self.slow);
-                let rejected =
-                    self.reject(&mut slow, arrival.tenant, Rejection::AT_LIMIT, arrival.at);
-                slow.room.tenants.detach(arrival.tenant);
-                slow.room.publish(&self.published);
+                let rejected = self.reject_new(&mut slow, &arrival, Rejection::AT_LIMIT);
                 drop(slow);
                 self.bounds.report(rejected.reason());
                 Err(rejected)
@@ -204,8 +238,16 @@ impl Gate<Fair> {
         }
     }
 
+    /// Without its urgency a request may start, and else has to ask whether it may [wait](Self::wait).
     #[inline(never)]
-    fn ask(&self, name: Option<&str>, cost: NonZeroU32, age: u64, now: u64) -> Arrived {
+    fn ask(
+        &self,
+        name: Option<&str>,
+        cost: NonZeroU32,
+        age: u64,
+        now: u64,
+        urgency: Option<Urgency>,
+    ) -> Arrived {
         let named = name.and_then(|name| Some((self.key(name)?, name)));
         let mut slow = lock(&self.slow);
         let mut weight = None;
@@ -219,30 +261,52 @@ impl Gate<Fair> {
             slow.room.publish(&self.published); // there may be somebody to be fair to from now on
         }
         let in_flight = self.load().in_flight() as u64;
+        let Urgency { lane, deadline } = urgency.unwrap_or_default();
         if slow.room.is_quiet(now, in_flight, age) && self.try_admit_below(usize::MAX) {
-            return Arrived::Goes(slow.room.start_uncharged(tenant, cost, now));
+            self.published.note_started(lane);
+            return Arrived::Goes(slow.room.start_uncharged((tenant, lane), cost, now));
         }
         let arrival = Arrival {
             tenant,
+            lane,
             cost,
             at: now,
             older: age,
+            deadline,
         };
-        self.judge(slow, arrival)
+        self.judge(slow, arrival, urgency.is_some())
+    }
+
+    /// A request cannot start, whose urgency is known by now: it may wait, or is rejected.
+    #[cold]
+    fn wait(&self, arrival: Arrival) -> Arrived {
+        let mut slow = lock(&self.slow);
+        let places = self.places(&slow, &arrival, arrival.at);
+        let Err(rejection) = slow.room.may_wait(&arrival, places, arrival.at) else {
+            return Arrived::Waits(arrival);
+        };
+        let rejected = self.reject_new(&mut slow, &arrival, rejection);
+        drop(slow);
+        self.bounds.report(rejected.reason());
+        Arrived::Rejected(rejected)
     }
 
     /// Decides about a request that cannot simply start.
     #[inline(never)]
-    fn judge(&self, mut slow: MutexGuard<'_, Slow<Fair>>, arrival: Arrival) -> Arrived {
+    fn judge(
+        &self,
+        mut slow: MutexGuard<'_, Slow<Fair>>,
+        arrival: Arrival,
+        knows_urgency: bool,
+    ) -> Arrived {
         let mut wakes = Wakes::default();
-        let arrived = match self.decide(&mut slow, &arrival, &mut wakes) {
-            Ok(Some(grant)) => Arrived::Goes(grant),
-            Ok(None) => Arrived::Waits(arrival),
-            Err(rejection) => {
-                let rejected = self.reject(&mut slow, arrival.tenant, rejection, arrival.at);
-                slow.room.tenants.detach(arrival.tenant);
-                Arrived::Rejected(rejected)
+        let arrived = match self.decide(&mut slow, &arrival, knows_urgency, &mut wakes) {
+            Ok(Some(grant)) => {
+                self.published.note_started(arrival.lane);
+                Arrived::Goes(grant)
             }
+            Ok(None) => Arrived::Waits(arrival),
+            Err(rejection) => Arrived::Rejected(self.reject_new(&mut slow, &arrival, rejection)),
         };
         slow.room.publish(&self.published);
         drop(slow);
@@ -278,6 +342,7 @@ impl Gate<Fair> {
         &self,
         slow: &mut Slow<Fair>,
         arrival: &Arrival,
+        knows_urgency: bool,
         wakes: &mut Wakes,
     ) -> Result<Option<Grant>, Rejection> {
         let &Arrival {
@@ -285,6 +350,7 @@ impl Gate<Fair> {
             cost,
             at: now,
             older: age,
+            ..
         } = arrival;
         let word = self.load();
         if word.is_open() && slow.room.queue.may_run(tenant) {
@@ -301,17 +367,15 @@ impl Gate<Fair> {
             let judged = room.serves.judge(&scene, &age);
             judged.map_err(|reason| Rejection::by_age(reason, age))?;
             if self.try_admit_below(usize::MAX) {
-                return Ok(Some(room.start(tenant, cost, now)));
+                return Ok(Some(room.start(arrival.who(), cost, now)));
             }
             room.serves.forget_one();
         }
-        let max_waiting = self.bounds.max_waiting();
-        let places = slow.room.serves.places(now, word.in_flight(), max_waiting);
-        if slow.room.has_place(tenant, &places) {
-            return Ok(None);
+        if knows_urgency {
+            let places = self.places(slow, arrival, now);
+            slow.room.may_wait(arrival, places, now)?;
         }
-        slow.room.note_no_place(tenant, &places);
-        Err(Rejection::QUEUE_FULL)
+        Ok(None)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::{
-    Ages, Busy, Fair, Slab, Wakes,
+    Ages, Busy, Fair, Lanes, PrioritySnapshot, Slab, Turnover, Wakes,
     waiters::{After, Serves},
 };
 use crate::{
@@ -21,9 +21,9 @@ use crate::{
     },
     law::{
         codel::{Report, Settings},
-        fair_queue::FairQueue,
+        fair_queues::{FairQueues, MAX_FLOOR, WHOLE},
     },
-    sync::lock,
+    sync::{Ordering::Relaxed, lock},
 };
 
 /// What a fair room shows, of one moment.
@@ -40,6 +40,8 @@ pub(crate) struct Shown {
     pub(crate) ages: Report,
     pub(crate) width: u64,
     pub(crate) settings: Settings,
+    /// Empty if requests are not asked for their priority.
+    pub(crate) priorities: Vec<PrioritySnapshot>,
 }
 
 /// What a fair room counts, whatever its permits are good for.
@@ -132,11 +134,25 @@ impl<S: Serves> Gate<Fair<S>> {
                 config.max_tenants,
             );
             queue.set_max_running(max_running(config.max_in_flight_per_tenant));
+            queue.set_floor(floor(config.priority_floor));
             room.max_waiting_per_tenant = config.max_waiting_per_tenant.unwrap_or(usize::MAX);
             replaced
         });
         drop(replaced); // it is foreign
         self.refresh_weights();
+    }
+
+    /// Asks all requests for their urgency from now on, not only those that may have to wait: then all are counted by
+    /// priority.
+    pub(crate) fn ask_urgency(&self) {
+        self.published.asks_urgency.store(true, Relaxed);
+    }
+
+    /// Each priority that has waiters gets at least this share of the starts.
+    pub(crate) fn set_priority_floor(&self, share: f64) -> Result<(), ConfigError> {
+        let floor = check_floor(share)?;
+        lock(&self.slow).room.queue.set_floor(floor);
+        Ok(())
     }
 
     /// `None` is as many as may wait at all.
@@ -170,11 +186,13 @@ impl Gate<Fair> {
             let room = &mut slow.room;
             let mut wakes = Wakes::default();
             room.serves.roll(scene, &mut wakes);
+            let priorities = room.priorities(&self.published);
             let shown = Shown {
                 counts: room.counts(&past),
                 ages: room.serves.report(scene.now),
                 width: room.serves.limit(),
                 settings: room.serves.settings(),
+                priorities,
             };
             (shown, wakes)
         });
@@ -229,8 +247,9 @@ impl<S: Serves> Gate<Fair<S>> {
 impl<S> Fair<S> {
     pub(super) fn new(config: WfqConfig, serves: S) -> Self {
         let fingerprints = Fingerprints::new();
-        let mut queue = FairQueue::new();
+        let mut queue = FairQueues::new();
         queue.set_max_running(max_running(config.max_in_flight_per_tenant));
+        queue.set_floor(floor(config.priority_floor));
         let weights = weights(&config, &fingerprints);
         let tenants = Tenants::new(
             weights,
@@ -245,6 +264,8 @@ impl<S> Fair<S> {
             tenants,
             fingerprints,
             serves,
+            lanes: Lanes::default(),
+            turnover: Turnover::default(),
             max_waiting_per_tenant: config.max_waiting_per_tenant.unwrap_or(usize::MAX),
             busy: Busy::default(),
             served: 0,
@@ -270,6 +291,22 @@ impl<S> Fair<S> {
 fn weights(config: &WfqConfig, fingerprints: &Fingerprints) -> ByFingerprint<u32> {
     let weights = config.weights.iter();
     (weights.map(|(name, weight)| (fingerprints.of(name.as_str()), *weight))).collect()
+}
+
+/// What a fair queue calls this share of the starts, if it is allowed.
+pub(crate) fn check_floor(share: f64) -> Result<u32, ConfigError> {
+    let most = f64::from(MAX_FLOOR) / f64::from(WHOLE);
+    match (0.0..=most).contains(&share) {
+        true => Ok(floor(share)),
+        false => {
+            let expected = format!("from 0 to {most}");
+            Err(ConfigError::new("priority_floor", expected).found(share))
+        }
+    }
+}
+
+fn floor(share: f64) -> u32 {
+    (share * f64::from(WHOLE)).round() as u32
 }
 
 fn max_running(max_in_flight_per_tenant: Option<NonZeroU32>) -> u32 {

@@ -94,7 +94,9 @@ impl Wake for Woken {
 
 fn arrive(gate: &Gate<Fair>, tenant: &str, age: u64) -> Arrived {
     let name = (!tenant.is_empty()).then_some(tenant);
-    gate.arrive(name, cost(1), age, &mut Now::default())
+    gate.arrive(name, cost(1), age, &mut Now::default(), |_| {
+        Urgency::default()
+    })
 }
 
 /// Starts a request of this tenant, for which there is a permit. Without a name it has none.

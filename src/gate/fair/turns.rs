@@ -23,8 +23,8 @@ mod models;
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{
-    Fair, Grant, Rejection, State, Wakes,
-    waiters::{After, Arrival, End, Serves},
+    Fair, Grant, PrioritySnapshot, Rejection, State, Wakes,
+    waiters::{After, Arrival, End, Serves, Urgency},
 };
 use crate::{
     Overloaded, Waited, WfqConfig,
@@ -36,7 +36,7 @@ use crate::{
         room::{Next, Room, Scene},
         waits::Waits,
     },
-    law::fair_queue::{Charge, Ticket},
+    law::fair_queue::{Charge, Order, Ticket},
     sync::{MutexGuard, lock},
 };
 
@@ -83,7 +83,9 @@ impl Turns {
 
 impl Serves for Turns {
     fn next(room: &mut Fair<Self>, scene: &Scene<'_>, wakes: &mut Wakes) -> Next {
-        let Some((ticket, charge)) = room.queue.next(scene.now) else {
+        let next = room.queue.next_lane();
+        let next = next.and_then(|lane| room.queue.next_in(lane, Order::OldestFirst, scene.now));
+        let Some((ticket, charge)) = next else {
             return Next::Nobody;
         };
         let seat = *room.queue.with(&ticket).expect("it is in");
@@ -174,6 +176,8 @@ pub(crate) enum Begun {
     Yes(Grant, Waited),
     /// It is another's turn by now, and this one waits again.
     No,
+    /// It could not be done before its deadline. It still has to leave.
+    Rejected(Box<Overloaded>),
 }
 
 /// What a fair queue shows, of one moment.
@@ -204,6 +208,9 @@ pub struct Snapshot {
     pub anonymous: u64,
     /// How long those waited who had to.
     pub waits: Waits,
+    /// What became of requests by their priority, the most important first. Empty as long as all of them have had the same one,
+    /// if [`WfqLayer::priority`](crate::WfqLayer::priority) does not tell them apart.
+    pub priorities: Vec<PrioritySnapshot>,
 }
 
 impl Gate<Fair<Turns>> {
@@ -217,10 +224,23 @@ impl Gate<Fair<Turns>> {
         Self::with(bounds, clock, 1, None, room)
     }
 
-    /// A request comes.
+    /// Whether requests are asked for their urgency when they come. Otherwise those are that have to wait.
     #[inline]
-    pub(crate) fn come(&self, name: Option<&str>, cost: NonZeroU32, now: &mut Now) -> Came {
+    pub(crate) fn asks_urgency(&self) -> bool {
+        self.published.asks_urgency() || !self.load().is_open()
+    }
+
+    /// A request comes. Without its urgency it may begin, and else has to ask whether it may [wait](Self::wait).
+    #[inline]
+    pub(crate) fn come(
+        &self,
+        name: Option<&str>,
+        cost: NonZeroU32,
+        urgency: Option<Urgency>,
+        now: &mut Now,
+    ) -> Came {
         let now = self.clock.nanos_at(now);
+        let Urgency { lane, deadline } = urgency.unwrap_or_default();
         let named = name.and_then(|name| Some((self.key(name)?, name)));
         let mut slow = lock(&self.slow);
         let mut weight = None;
@@ -230,19 +250,25 @@ impl Gate<Fair<Turns>> {
         let room = &mut slow.room;
         let arrival = Arrival {
             tenant: room.tenants.attach(&mut room.queue, named, weight),
+            lane,
             cost,
             at: now,
             older: 0,
+            deadline,
         };
         // A request that has the turn, and uses it, goes first.
         let alone = !room.has_next() && room.serves.unused(now) == room.serves.0.len();
         if !alone || !room.queue.may_run(arrival.tenant) {
-            return self.wait(slow, arrival, now);
+            return match urgency {
+                Some(_) => self.wait_under(&mut slow, arrival, now),
+                None => Came::Waits(arrival),
+            };
         }
         // Others may wait that their tenant's own hold back.
-        let (waited, virtual_time) = (room.waited(now, now), room.queue.virtual_time());
+        let (waited, virtual_time) = (room.waited(now, now), room.queue.virtual_time(lane));
+        self.published.note_started(lane);
         Came::Begins(Began {
-            grant: room.start(arrival.tenant, cost, now),
+            grant: room.start(arrival.who(), cost, now),
             waited,
             from: From {
                 arrival,
@@ -251,39 +277,42 @@ impl Gate<Fair<Turns>> {
         })
     }
 
-    /// Where there is no place for a request, that is said at once, and is yet to be reported. It is looked for again when the request is first
+    /// A request cannot begin, whose urgency is known by now: it may wait, or is rejected, which is yet to be reported.
+    #[cold]
+    pub(crate) fn wait(&self, arrival: Arrival) -> Came {
+        let now = arrival.at;
+        self.wait_under(&mut lock(&self.slow), arrival, now)
+    }
+
+    /// Where there is no place for a request, that is said at once. It is looked for again when the request is first
     /// polled: until then it is in nobody's way.
     #[inline(never)]
-    fn wait(
-        &self,
-        mut slow: MutexGuard<'_, Slow<Fair<Turns>>>,
-        arrival: Arrival,
-        now: u64,
-    ) -> Came {
-        let max_waiting = self.bounds.max_waiting();
-        let places = (slow.room.serves).places(now, self.load().in_flight(), max_waiting);
-        if slow.room.has_place(arrival.tenant, &places) {
-            return Came::Waits(arrival);
+    fn wait_under(&self, slow: &mut Slow<Fair<Turns>>, arrival: Arrival, now: u64) -> Came {
+        let places = self.places(slow, &arrival, now);
+        match slow.room.may_wait(&arrival, places, now) {
+            Ok(_) => Came::Waits(arrival),
+            Err(rejection) => Came::Rejected(self.reject_new(slow, &arrival, rejection)),
         }
-        let rejected = self.turn_away(&mut slow, arrival.tenant, &places, now);
-        slow.room.tenants.detach(arrival.tenant);
-        Came::Rejected(rejected)
     }
 
     /// The inner service is not ready for a request that [began](Came::Begins): it has to wait after all.
-    pub(crate) fn take_back(&self, grant: Grant, from: From) -> (Came, After) {
+    pub(crate) fn take_back(&self, grant: Grant, from: From, urgency: Urgency) -> (Came, After) {
         let now = self.clock.nanos();
         let mut slow = lock(&self.slow);
         let room = &mut slow.room;
         match grant {
             Grant::Charged(charge) => room.queue.take_back(charge, from.virtual_time),
             Grant::Uncharged(request) => {
-                room.queue.end_uncharged(request.tenant, request.cost);
+                (room.queue).end_uncharged((request.tenant, request.lane), request.cost);
             }
         }
         let mut wakes = Wakes::default();
         let settles = self.grant_free(&mut slow, now, &mut wakes); // what it held back may be next
-        (self.wait(slow, from.arrival, now), After { wakes, settles })
+        let arrival = from.arrival.with(urgency);
+        (
+            self.wait_under(&mut slow, arrival, now),
+            After { wakes, settles },
+        )
     }
 
     /// What there is for a request that waits. If there is nothing, `waker` is woken when there is.
@@ -348,6 +377,12 @@ impl Gate<Fair<Turns>> {
     pub(crate) fn begin(&self, arrival: &Arrival, seat: u32, now: &mut Now) -> (Begun, After) {
         let now = self.clock.nanos_at(now);
         let mut slow = lock(&self.slow);
+        if let Err(rejection) = slow.room.misses(arrival.deadline, now) {
+            let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
+            drop(slow);
+            self.bounds.report(rejected.reason());
+            return (Begun::Rejected(rejected), After::default());
+        }
         let room = &mut slow.room;
         let turn = room.serves.take(seat).expect("it is its turn");
         let state = mem::replace(&mut room.seats[seat].state, State::Waits(turn.ticket));
@@ -361,7 +396,8 @@ impl Gate<Fair<Turns>> {
             room.queue.begin(&turn.ticket, &mut charge, now);
             room.seats.remove(seat);
             let waited = room.waited(arrival.at, now);
-            (self.bounds.waits).record(now.saturating_sub(arrival.at));
+            room.note_wait(arrival.lane, now.saturating_sub(arrival.at), &self.bounds);
+            room.note_started(arrival.lane);
             Begun::Yes(Grant::Charged(charge), waited)
         };
         Turns::note_busy(room, now);
@@ -376,7 +412,8 @@ impl Gate<Fair<Turns>> {
     pub(crate) fn time_out(&self, arrival: &Arrival) -> Box<Overloaded> {
         let now = self.clock.nanos();
         let mut slow = lock(&self.slow);
-        let rejected = self.reject(&mut slow, arrival.tenant, Rejection::TIMED_OUT, now);
+        let rejection = Rejection::timed_out(arrival, now);
+        let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
         drop(slow);
         self.bounds.report(rejected.reason());
         rejected
@@ -412,10 +449,14 @@ impl Gate<Fair<Turns>> {
     }
 
     pub(crate) fn queue_snapshot(&self) -> Snapshot {
-        let (permits, (counts, waiting, running)) = self.snapshot_with(|slow, _| {
-            let Fair { queue, .. } = &slow.room;
-            let counts = slow.room.counts(&Past::default());
-            (counts, queue.waiting(), queue.running())
+        let (permits, (counts, waiting, running, priorities)) = self.snapshot_with(|slow, _| {
+            let room = &slow.room;
+            (
+                room.counts(&Past::default()),
+                room.queue.waiting(),
+                room.queue.running(),
+                room.priorities(&self.published),
+            )
         });
         Snapshot {
             waiting,
@@ -429,6 +470,7 @@ impl Gate<Fair<Turns>> {
             overflowed: counts.overflowed,
             anonymous: counts.anonymous,
             waits: permits.waits,
+            priorities,
         }
     }
 }

@@ -56,6 +56,14 @@ macro_rules! tenant_verbs {
             self.gate.bounds.set_max_wait(max_wait);
         }
 
+        /// Changes the share of the requests that are sent which each [`Priority`](crate::Priority) gets that has waiters.
+        ///
+        /// # Errors
+        /// If it is not from 0 to 0.2; nothing changes.
+        pub fn set_priority_floor(&self, share: f64) -> Result<(), $crate::ConfigError> {
+            self.gate.set_priority_floor(share)
+        }
+
         /// Changes how many requests a tenant may have in flight; `None` is without a bound. Nothing in flight is disturbed.
         /// What is in flight by then without a tenant may not be counted. It goes through all tenants.
         pub fn set_max_in_flight_per_tenant(&self, max: Option<std::num::NonZeroU32>) {

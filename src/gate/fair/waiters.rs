@@ -8,11 +8,12 @@
 
 use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
-use super::{Fair, Grant, Places, Quiet, Rejection, Seat, State};
+use super::{Fair, FoundPlace, Grant, Quiet, Rejection, Seat, State};
 use crate::{
-    BoxError, Overloaded,
+    BoxError, Deadline, Overloaded, Priority,
     clock::Now,
     gate::{
+        bounds::nanos,
         fingerprint::Fingerprint,
         foreign::Foreign,
         gate::{Gate, Slow},
@@ -20,7 +21,10 @@ use crate::{
         room::{Next, Room, Scene, Wakes},
         tenants::{ask_weight, check_name},
     },
-    law::fair_queue::{Charge, Order, Ticket},
+    law::{
+        fair_queue::{Charge, Lane, Order, Ticket},
+        fair_queues::MAIN,
+    },
     observe::events,
     sync::{MutexGuard, lock},
 };
@@ -32,10 +36,43 @@ const ENOUGH: u64 = 100;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(super) tenant: u32,
+    pub(super) lane: Lane,
     pub(super) cost: NonZeroU32,
     pub(super) at: u64,
     /// How old it was when it came, in nanoseconds.
     pub(super) older: u64,
+    pub(super) deadline: Option<u64>,
+}
+
+impl Arrival {
+    pub(crate) fn with(self, Urgency { lane, deadline }: Urgency) -> Self {
+        Self {
+            lane,
+            deadline,
+            ..self
+        }
+    }
+
+    pub(super) fn who(&self) -> (u32, Lane) {
+        (self.tenant, self.lane)
+    }
+}
+
+/// How urgent a request is, as far as it says so.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Urgency {
+    pub(super) lane: Lane,
+    /// When nobody waits for its answer any more, in nanoseconds of the gate's clock.
+    pub(super) deadline: Option<u64>,
+}
+
+impl Default for Urgency {
+    fn default() -> Self {
+        Self {
+            lane: MAIN,
+            deadline: None,
+        }
+    }
 }
 
 /// A request that waits, or waited.
@@ -81,6 +118,7 @@ impl End {
 }
 
 /// What is to be done after the lock is released.
+#[derive(Default)]
 #[must_use]
 pub(crate) struct After {
     pub(super) wakes: Wakes,
@@ -116,18 +154,27 @@ pub(crate) trait Serves: Sized {
     /// A request that was granted a permit is over.
     fn over(gate: &Gate<Fair<Self>>, grant: Grant, end: End, now: &mut Now);
 
-    /// Unless this says otherwise, the oldest of a tenant's waiters is next.
-    fn places(&self, now: u64, in_flight: usize, max_waiting: usize) -> Places {
-        let _ = (now, in_flight);
-        Places {
-            most: max_waiting,
-            order: Order::OldestFirst,
-        }
+    /// Which of a tenant's waiters in this lane is next: the oldest, unless this says otherwise.
+    #[inline]
+    fn order(&self, now: u64, lane: Lane) -> Order {
+        let _ = (now, lane);
+        Order::OldestFirst
+    }
+
+    /// How many may wait, if the newest is first.
+    fn places_for_newest(&self, lane: Lane, in_flight: usize) -> usize {
+        let _ = (lane, in_flight);
+        usize::MAX
     }
 
     /// More came to wait than there are places, and one was rejected.
-    fn note_no_place(&mut self, order: Order) {
-        let _ = order;
+    fn note_no_place(&mut self, lane: Lane, order: Order) {
+        let _ = (lane, order);
+    }
+
+    /// A waiter was rejected because of its deadline.
+    fn note_late(&mut self, lane: Lane) {
+        let _ = lane;
     }
 
     /// A request comes to wait.
@@ -196,25 +243,27 @@ impl<S: Serves> Gate<Fair<S>> {
         waker: Waker,
     ) -> Result<Entered, Box<Overloaded>> {
         let now = self.clock.nanos(); // not under the lock
-        let max_waiting = self.bounds.max_waiting(); // which another thread may change
         let mut wakes = Wakes::default();
         let mut slow = lock(&self.slow);
         let word = self.load();
-        let places = slow.room.serves.places(now, word.in_flight(), max_waiting);
-        if !slow.room.has_place(arrival.tenant, &places) {
-            let rejected = self.turn_away(&mut slow, arrival.tenant, &places, now);
-            drop(slow);
-            drop(waker);
-            self.bounds.report(rejected.reason());
-            return Err(rejected);
-        }
+        let places = self.places(&slow, arrival, now);
+        let place = match slow.room.may_wait(arrival, places, now) {
+            Ok(place) => place,
+            Err(rejection) => {
+                let rejected = self.reject(&mut slow, arrival.who(), rejection, now);
+                drop(slow);
+                drop(waker);
+                self.bounds.report(rejected.reason());
+                return Err(rejected);
+            }
+        };
         let scene = self.scene(&slow, word.in_flight(), word.in_flight(), now);
         let room = &mut slow.room;
         room.serves
             .note_entering(&scene, word.has_room(), &mut wakes);
         // It looks for itself what became of it by now, and need not be woken for that.
         let nobody = Waker::noop().clone();
-        let seat = room.push(arrival, nobody, &places, &scene, &mut wakes);
+        let seat = room.push(arrival, nobody, place, &scene, &mut wakes);
         let settles = self.grant_free(&mut slow, now, &mut wakes);
         let entered = &mut slow.room.seats[seat];
         let is_decided = !matches!(entered.state, State::Waits(_));
@@ -256,6 +305,32 @@ impl<S: Serves> Gate<Fair<S>> {
         }
     }
 
+    /// How urgent a request is that says so.
+    pub(crate) fn urgency(
+        &self,
+        priority: Priority,
+        deadline: Option<Deadline>,
+        now: &mut Now,
+    ) -> Urgency {
+        let deadline = deadline.map(|deadline| {
+            let left = deadline.instant().saturating_duration_since(now.instant());
+            self.clock.nanos_at(now).saturating_add(nanos(left))
+        });
+        Urgency {
+            lane: priority as Lane,
+            deadline,
+        }
+    }
+
+    /// How long a request may wait from now on, if there is a bound.
+    pub(crate) fn longest_wait(&self, arrival: &Arrival) -> Option<Duration> {
+        let left = arrival.deadline.map(|deadline| {
+            let now = self.clock.nanos();
+            Duration::from_nanos(deadline.saturating_sub(now))
+        });
+        self.bounds.max_wait().into_iter().chain(left).min()
+    }
+
     /// A request has waited as long as it may: it is rejected, unless it is decided already what becomes of it.
     pub(crate) fn expire(&self, arrival: &Arrival, seat: u32) -> Fate {
         let now = self.clock.nanos();
@@ -264,8 +339,14 @@ impl<S: Serves> Gate<Fair<S>> {
             return self.take_fate(slow, arrival, seat);
         };
         self.cancel(&mut slow, arrival, &ticket, now);
-        let rejection = Rejection::TIMED_OUT;
-        (slow.room).count_rejection(arrival.tenant, rejection.reason, &self.bounds);
+        let rejection = Rejection::timed_out(arrival, now);
+        if rejection.is_for_deadline() {
+            slow.room.note_late(arrival.who());
+        } else if slow.room.queue.has_less_important(arrival.lane) {
+            let order = slow.room.serves.order(now, arrival.lane);
+            slow.room.note_no_place(arrival.who(), order); // it was spared
+        }
+        (slow.room).count_rejection(arrival.who(), rejection.reason, &self.bounds);
         let expired = &mut slow.room.seats[seat];
         expired.state = State::Rejected(rejection);
         let waker = mem::replace(&mut expired.waker, Waker::noop().clone());
@@ -304,7 +385,7 @@ impl<S: Serves> Gate<Fair<S>> {
         let now = self.clock.nanos();
         let mut slow = lock(&self.slow);
         slow.room.seats.remove(seat);
-        let rejected = self.rejection(&mut slow, arrival.tenant, rejection, now);
+        let rejected = self.rejection(&mut slow, arrival.who(), rejection, now);
         slow.room.tenants.detach(arrival.tenant);
         slow.room.publish(&self.published);
         rejected
@@ -318,7 +399,8 @@ impl<S: Serves> Gate<Fair<S>> {
         match state {
             State::Goes(charge) => {
                 if S::withdraw(&mut slow.room, arrival, seat, charge, now) {
-                    (self.bounds.waits).record(now.saturating_sub(arrival.at));
+                    let waited = now.saturating_sub(arrival.at);
+                    slow.room.note_wait(arrival.lane, waited, &self.bounds);
                 }
                 let mut wakes = Wakes::default();
                 let settles = self.release_under(&mut slow, 0, now, &mut wakes);
@@ -344,7 +426,8 @@ impl<S: Serves> Gate<Fair<S>> {
     ) {
         slow.room.queue.cancel(ticket);
         S::note_busy(&mut slow.room, now);
-        self.bounds.waits.record(now.saturating_sub(arrival.at));
+        let waited = now.saturating_sub(arrival.at);
+        slow.room.note_wait(arrival.lane, waited, &self.bounds);
         self.note_left(slow);
     }
 
@@ -378,50 +461,81 @@ impl<S: Serves> Gate<Fair<S>> {
         Some(self.published.fingerprints().of(name))
     }
 
-    /// Rejects a request for which there is no place.
-    pub(super) fn turn_away(
+    /// How many may wait when a request comes. Where the newest is first, the oldest makes way as soon as more wait than can be
+    /// served soon.
+    pub(super) fn places(&self, slow: &Slow<Fair<S>>, arrival: &Arrival, now: u64) -> usize {
+        let Fair { serves, queue, .. } = &slow.room;
+        let (lane, max_waiting) = (arrival.lane, self.bounds.max_waiting());
+        match serves.order(now, lane) {
+            Order::OldestFirst => max_waiting,
+            Order::NewestFirst if queue.lacks_waiter(lane) => max_waiting,
+            Order::NewestFirst => {
+                max_waiting.min(serves.places_for_newest(lane, self.load().in_flight()))
+            }
+        }
+    }
+
+    /// Rejects a request that has not waited. That is yet to be reported.
+    pub(super) fn reject_new(
         &self,
         slow: &mut Slow<Fair<S>>,
-        tenant: u32,
-        places: &Places,
-        now: u64,
+        arrival: &Arrival,
+        rejection: Rejection,
     ) -> Box<Overloaded> {
-        slow.room.note_no_place(tenant, places);
-        self.reject(slow, tenant, Rejection::QUEUE_FULL, now)
+        let rejected = self.reject(slow, arrival.who(), rejection, arrival.at);
+        slow.room.tenants.detach(arrival.tenant);
+        slow.room.publish(&self.published);
+        rejected
     }
 
     /// Counts a rejection, and makes it.
     pub(super) fn reject(
         &self,
         slow: &mut Slow<Fair<S>>,
-        tenant: u32,
+        who: (u32, Lane),
         rejection: Rejection,
         now: u64,
     ) -> Box<Overloaded> {
         slow.room
-            .count_rejection(tenant, rejection.reason, &self.bounds);
-        self.rejection(slow, tenant, rejection, now)
+            .count_rejection(who, rejection.reason, &self.bounds);
+        self.rejection(slow, who, rejection, now)
     }
 
-    /// Where the age does not tell when to come back, it is when all that the tenant has waiting is served, at its share
-    /// of the rate at which requests were served lately.
+    /// Where the age does not tell when to come back, it is when all that is more important and all that the tenant has
+    /// waiting is served, at its share of the rate at which requests were served lately.
     pub(super) fn rejection(
         &self,
         slow: &mut Slow<Fair<S>>,
-        tenant: u32,
+        (tenant, lane): (u32, Lane),
         Rejection { reason, age }: Rejection,
         now: u64,
     ) -> Box<Overloaded> {
         let retry_after = match age {
             Some(age) => age.retry_after(),
             None => {
-                let own = u64::from(slow.room.queue.state(tenant).waiting) + 1;
-                let ahead = own.saturating_mul(slow.room.queue.parts(tenant));
+                let ahead = slow.room.queue.ahead(tenant, lane);
                 let done = S::done(&slow.room, self.completed_by(slow));
                 (slow.drain_rate).wait(Duration::from_nanos(now), done, ahead)
             }
         };
         Box::new(Overloaded::new(self.bounds.name(), reason, retry_after))
+    }
+}
+
+impl<S: Serves> Fair<S> {
+    /// Whether a request may wait.
+    pub(super) fn may_wait(
+        &mut self,
+        arrival: &Arrival,
+        places: usize,
+        now: u64,
+    ) -> Result<FoundPlace, Rejection> {
+        self.would_miss(arrival, now)?;
+        self.place(arrival, places, now).ok_or_else(|| {
+            let order = self.serves.order(now, arrival.lane);
+            self.note_no_place(arrival.who(), order);
+            Rejection::QUEUE_FULL
+        })
     }
 }
 

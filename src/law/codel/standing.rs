@@ -3,19 +3,8 @@
 //! A queue that absorbs a burst is empty again soon, and some request finds it so. In a queue that
 //! stands, all that come have waited. So the least age within a short time tells the two apart (CoDel,
 //! and folly's version of it for servers, whose rule this is but for the additions marked below).
-//!
-//! # Newest first
-//! In a standing queue, the order decides which requests are served, not how many. If the oldest is first, each request that
-//! is served has waited for almost two targets. If the newest is first, those that are served have hardly waited, and the
-//! others can be rejected early. So the newest is first while a queue stands and the overload is plain: at least a quarter
-//! as many requests are rejected as served ([`PLAIN`]).
-//!
-//! Below that, the order of arrival stays. Near its capacity, a service works off its waiters whenever fewer requests come
-//! for a while. If the newest is first, the oldest waiters wait until then, and some of them for too long. At exactly the
-//! capacity that costs up to two percent of the goodput.
-//!
-//! While the newest is first, only so many requests [may wait](Standing::places), and the oldest makes way for a newcomer.
-//! The queue is taken to stand as long as requests make way, because the ages of those that are served no longer show it.
+
+use super::excess::Excess;
 
 /// How long the least age is looked for, at least: within it a queue that drains is seen to.
 const SHORTEST_DETECTION: u64 = 100_000_000;
@@ -33,26 +22,10 @@ pub(super) struct Standing {
     last: u64,
     /// The least age in this interval.
     least: u64,
-    /// In this interval: how many waiters were served, how many requests were rejected because of the queue, and whether one
-    /// of these made way for a newer one.
-    served: u32,
-    rejected: u32,
+    /// Whether a waiter made way for a newer one in this interval. Where the newest is first, the ages of those that are served
+    /// do not show that the queue stands.
     made_way: bool,
-    /// How many are rejected for each that is served, while a queue stands: half of it is of the last interval, a
-    /// quarter of the one before, and so on.
-    excess: f64,
 }
-
-/// From this excess on, the newest is first. Without such a bound, it costs 0.3 to 2 points of goodput at exactly the
-/// capacity, and with it next to nothing. With 0.4, p50 at 1.5 times the capacity is 5.8 times the unloaded one, and with
-/// 0.25 it is 2.4 times (16 workers, exponential service times).
-const PLAIN: f64 = 0.25;
-
-/// At this excess, which is that of three times the capacity, as many requests may wait as are in flight: the oldest makes
-/// way after about half a service time. At half the excess twice as many may wait.
-const EXCESS: f64 = 2.0;
-/// At most so many times as many: with 4 the goodput is no higher (overload lab, at the capacity).
-const MOST_PLACES: f64 = 2.5;
 
 /// It is no shorter than the target: a queue that drains within it must be seen to.
 #[inline]
@@ -69,38 +42,13 @@ impl Standing {
             end: now,
             last: now,
             least: 0,
-            served: 0,
-            rejected: 0,
             made_way: false,
-            excess: 0.0,
         }
-    }
-
-    /// A waiter is served.
-    pub(super) fn note_served(&mut self) {
-        self.served = self.served.saturating_add(1);
-    }
-
-    /// A request was rejected because of the queue.
-    pub(super) fn note_rejected(&mut self) {
-        self.rejected = self.rejected.saturating_add(1);
     }
 
     /// A waiter was rejected to make way for a newer one.
     pub(super) fn note_made_way(&mut self) {
         self.made_way = true;
-        self.note_rejected();
-    }
-
-    /// Whether the overload is plain, if a queue stands.
-    pub(super) fn is_plain(&self) -> bool {
-        self.excess >= PLAIN
-    }
-
-    /// How many may wait while the newest is first.
-    pub(super) fn places(&self, in_flight: u64) -> u64 {
-        let times = (EXCESS / self.excess).clamp(1.0, MOST_PLACES); // infinite without an excess
-        ((in_flight as f64 * times) as u64).max(1)
     }
 
     pub(super) fn pended(&mut self, now: u64) {
@@ -114,7 +62,14 @@ impl Standing {
     /// A request comes. Says whether a queue stands, and it may be refused for that: the one that finds
     /// out is let in.
     #[inline]
-    pub(super) fn look(&mut self, now: u64, age: u64, oldest: Option<u64>, target: u64) -> bool {
+    pub(super) fn look(
+        &mut self,
+        now: u64,
+        age: u64,
+        oldest: Option<u64>,
+        target: u64,
+        excess: &mut Excess,
+    ) -> bool {
         // Added: a fair queue lets young requests overtake old ones, so the oldest counts.
         let age = age.max(oldest.unwrap_or(0));
         // Added: where nobody came for so long and nobody waits, no queue stands.
@@ -126,13 +81,10 @@ impl Standing {
             return false;
         }
         if now > self.end {
-            self.overloaded = (self.least > target || self.made_way) && !silent;
-            let excess = f64::from(self.rejected) / f64::from(self.served.max(1));
-            self.excess = match self.overloaded {
-                true => (self.excess + excess) / 2.0,
-                false => 0.0,
-            };
-            (self.served, self.rejected, self.made_way) = (0, 0, false);
+            let stands = self.least > target || self.made_way || excess.many_are_late();
+            self.overloaded = stands && !silent;
+            self.made_way = false;
+            excess.close(self.overloaded);
             self.end = now.saturating_add(detection(target));
             self.least = age;
             self.pended = None;
@@ -191,76 +143,14 @@ impl Standing {
 
 #[cfg(all(test, not(backpressure_loom)))]
 impl Standing {
-    pub(super) fn set_excess(&mut self, now: u64, excess: f64) {
+    pub(super) fn set_overloaded(&mut self, now: u64) {
         *self = Self {
             overloaded: true,
             started: true,
             pended: Some(now),
             end: now + SHORTEST_DETECTION,
             last: now,
-            excess,
             ..Self::new(now)
         };
-    }
-}
-
-#[cfg(all(test, not(backpressure_loom)))]
-mod tests {
-    use super::*;
-
-    const TARGET: u64 = 100_000_000;
-    const MS: u64 = 1_000_000;
-
-    /// So many are served in each interval, and so many rejected, all of this age.
-    fn intervals(standing: &mut Standing, now: &mut u64, served: u32, rejected: u32, age: u64) {
-        for one in 0..served {
-            *now += 101 * MS / u64::from(served);
-            standing.look(*now, age, Some(age), TARGET);
-            standing.note_served();
-            for _ in 0..rejected * (one + 1) / served - rejected * one / served {
-                standing.note_made_way();
-            }
-        }
-    }
-
-    #[test]
-    fn the_newest_is_first_from_a_quarter_more_than_can_be_served() {
-        for (rejected, expected) in [(0, false), (2, false), (4, false), (6, true), (40, true)] {
-            let (mut standing, mut now) = (Standing::new(0), 0);
-            for _ in 0..12 {
-                intervals(&mut standing, &mut now, 20, rejected, 2 * TARGET);
-            }
-            assert!(standing.is_overloaded(now, TARGET, TARGET));
-            assert_eq!(
-                standing.is_plain(),
-                expected,
-                "{rejected}: {}",
-                standing.excess
-            );
-        }
-    }
-
-    #[test]
-    fn more_have_a_place_where_fewer_are_rejected() {
-        let mut standing = Standing::new(0);
-        for (excess, places) in [(0.0, 50), (0.25, 50), (1.0, 40), (2.0, 20), (9.0, 20)] {
-            standing.excess = excess;
-            assert_eq!(standing.places(20), places, "{excess}");
-        }
-        assert_eq!(standing.places(0), 1, "there is always a place");
-        assert!(standing.places(u64::MAX) >= u64::MAX - 1);
-    }
-
-    /// Those that are served have not waited: what shows that the queue stands are those that make way.
-    #[test]
-    fn a_queue_stands_as_long_as_some_make_way() {
-        let (mut standing, mut now) = (Standing::new(0), 0);
-        (0..4).for_each(|_| intervals(&mut standing, &mut now, 20, 40, 2 * TARGET));
-        (0..100).for_each(|_| intervals(&mut standing, &mut now, 20, 40, MS));
-        assert!(standing.is_overloaded(now, TARGET, TARGET) && standing.is_plain());
-        (0..2).for_each(|_| intervals(&mut standing, &mut now, 20, 0, MS));
-        assert!(!standing.is_overloaded(now, TARGET, TARGET));
-        intervals(&mut standing, &mut now, 20, 0, MS);
-        assert!(!standing.is_plain(), "the next queue starts anew");
     }
 }

@@ -71,3 +71,26 @@ async fn a_failure_is_internal() {
         *br#"{"error":{"code":"internal","message":"internal error"}}"#
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_too_late_is_deadline_exceeded_without_a_hint() {
+    const LATE: &str = r#"{"code":"deadline_exceeded","message":"deadline exceeded"}"#;
+    let server = serve(expired!(layer())).await;
+    let (status, headers, body) = ask(server, Version::HTTP_11, post("application/json")).await;
+    assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+    assert!(!headers.contains_key(header::RETRY_AFTER));
+    assert_eq!(body, LATE);
+    let (status, _, body) = ask(server, Version::HTTP_11, post("application/connect+json")).await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(body[5..], *format!(r#"{{"error":{LATE}}}"#).as_bytes());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_would_be_late_may_be_served_elsewhere() {
+    let server = serve(late!(layer())).await;
+    let (status, _, body) = ask(server, Version::HTTP_11, post("application/json")).await;
+    assert_eq!(
+        (status, &*body),
+        (StatusCode::TOO_MANY_REQUESTS, REFUSED.as_bytes())
+    );
+}

@@ -6,6 +6,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tonic::{Code, Status, transport::Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt;
+use tower_backpressure::SubmittedAt;
 
 use super::*;
 
@@ -111,4 +112,47 @@ async fn grpc_web_is_told_the_same() {
     let mut client = HealthClient::with_origin(client, format!("http://{server}").parse().unwrap());
     let status = client.check(HealthCheckRequest::default()).await;
     assert_told(&status.unwrap_err(), Code::ResourceExhausted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_too_late_is_deadline_exceeded_without_a_hint() {
+    for layer in [layer(), layer().unavailable().message("busy")] {
+        let server = serve(expired!(layer)).await;
+        let status = check(server).await;
+        let told = (status.code(), status.message());
+        assert_eq!(told, (Code::DeadlineExceeded, "deadline exceeded"));
+        assert!(status.metadata().get("grpc-retry-pushback-ms").is_none());
+        assert!(status.get_error_details().retry_info().is_none());
+    }
+}
+
+/// tonic sends a client's timeout as `grpc-timeout`. The request was under way for longer than that.
+#[tokio::test(start_paused = true)]
+async fn a_clients_timeout_is_its_deadline() {
+    let late = |mut request: Request<Incoming>| {
+        let submitted = SubmittedAt::ago(Duration::from_secs(60)).expect("the machine is up");
+        request.extensions_mut().insert(submitted);
+        request
+    };
+    let service = ServiceBuilder::new()
+        .map_request(late)
+        .layer(layer())
+        .layer(DeadlineLayer::new())
+        .service(service_fn(unreached));
+    let server = serve(service).await;
+    let channel = Endpoint::from_shared(format!("http://{server}")).unwrap();
+    let mut client = HealthClient::new(channel.connect().await.unwrap());
+    let mut request = tonic::Request::new(HealthCheckRequest::default());
+    request.set_timeout(Duration::from_secs(30));
+    let status = client.check(request).await.unwrap_err();
+    let told = (status.code(), status.message());
+    assert_eq!(told, (Code::DeadlineExceeded, "deadline exceeded"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_would_be_late_may_be_served_elsewhere() {
+    let server = serve(late!(layer())).await;
+    assert_told(&check(server).await, Code::ResourceExhausted);
+    let server = serve(late!(layer().unavailable())).await;
+    assert_told(&check(server).await, Code::Unavailable);
 }

@@ -142,3 +142,17 @@ async fn the_answer_may_be_of_ones_own_making() {
     let (status, _, body) = ask(server, Version::HTTP_11, get("/")).await;
     assert_eq!((status, &*body), (StatusCode::OK, &b"Http rate_limit"[..]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_too_late_gets_503() {
+    let server = serve(expired!(layer())).await;
+    let (status, headers, body) = ask(server, Version::HTTP_11, get("/")).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(headers[header::RETRY_AFTER], "1");
+    assert_eq!(body, "deadline exceeded");
+    let server = serve(late!(layer())).await;
+    let (status, headers, body) = ask(server, Version::HTTP_11, get("/")).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(headers[header::RETRY_AFTER], "2");
+    assert_eq!(body, "overloaded");
+}

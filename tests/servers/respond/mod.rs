@@ -23,8 +23,8 @@ use hyper_util::{
 use tokio::net::TcpListener;
 use tower::{BoxError, Service, ServiceBuilder, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, OverloadResponseLayer, Rate,
-    RateLimitLayer, respond::OverloadBody,
+    ConcurrencyLimitLayer, Deadline, DeadlineLayer, KeyedRateLimitLayer, LoadShedLayer,
+    OverloadResponseLayer, Rate, RateLimitLayer, respond::OverloadBody,
 };
 
 /// A service under this layer that refuses everything for two seconds, or for as long as it is told to: while the clock
@@ -58,6 +58,33 @@ macro_rules! over_quota {
     }};
 }
 use over_quota;
+
+/// The same, but that each request is too late when it comes.
+macro_rules! expired {
+    ($layer:expr) => {
+        ServiceBuilder::new()
+            .layer($layer)
+            .layer(DeadlineLayer::new().max_timeout(Duration::ZERO))
+            .service(service_fn(unreached))
+    };
+}
+use expired;
+
+/// The same, but that each request could be served after two seconds, and has one.
+macro_rules! late {
+    ($layer:expr) => {{
+        let rate = Rate::every(Duration::from_secs(2));
+        let limit = KeyedRateLimitLayer::new(rate, |_: &Request<_>| Some("client"))
+            .deadline(|_: &Request<_>| Some(Deadline::within(Duration::from_secs(1))))
+            .max_wait(Duration::from_secs(10));
+        limit.handle().try_acquire(&"client").unwrap();
+        ServiceBuilder::new()
+            .layer($layer)
+            .layer(limit)
+            .service(service_fn(unreached))
+    }};
+}
+use late;
 
 /// A service under this layer that fails.
 macro_rules! failing {

@@ -131,3 +131,17 @@ async fn a_failure_is_no_reason_to_accept() {
     };
     assert_eq!(response.status(), 500);
 }
+
+#[tokio::test]
+async fn a_socket_that_is_too_late_is_closed_with_1013() {
+    let server = serve(expired!(layer())).await;
+    let stream = TcpStream::connect(server).await.unwrap();
+    let (mut socket, _) = tokio_tungstenite::client_async(format!("ws://{server}/"), stream)
+        .await
+        .unwrap();
+    let Some(Ok(Message::Close(Some(close)))) = socket.next().await else {
+        panic!("not closed")
+    };
+    assert_eq!(close.code, CloseCode::Again);
+    assert_eq!(close.reason.as_str(), "deadline exceeded; retry-after=1");
+}

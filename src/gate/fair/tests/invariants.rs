@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use crate::law::fair_queues::MAIN;
 
 #[tokio::test(start_paused = true)]
 async fn a_cap_that_holds_back_all_who_wait_leaves_nobody_to_queue_behind() {
@@ -193,7 +194,8 @@ async fn a_tenant_that_waits_for_its_own_others_does_not_make_a_queue_stand() {
         waiters.push(Waiter::enters(&gate, "flood"));
     }
     assert!(gate.bounds.rejected().queue_full > 0, "some made way");
-    let order = lock(&gate.slow).room.serves.order(gate.clock.nanos());
+    let now = gate.clock.nanos();
+    let order = lock(&gate.slow).room.serves.order(now, MAIN);
     assert_eq!(order, Order::OldestFirst);
     for waiter in waiters {
         waiter.leaves(&gate);

@@ -10,7 +10,12 @@ use std::collections::HashMap;
 use super::*;
 use crate::{
     gate::bounds::Rejected,
-    law::codel::{CoDel, Entry, Verdict},
+    law::{
+        codel::{CoDel, Entry, Verdict},
+        drain_rate::DrainRate,
+        fair_queue::Order,
+        fair_queues::{DEFAULT_FLOOR, MAIN, WHOLE},
+    },
 };
 
 /// A nanosecond at weight 1, and the smallest step of a tag that counts in the order.
@@ -24,6 +29,14 @@ const LOOKS: usize = 8;
 
 pub(super) const OVERFLOW: usize = 1;
 
+/// From the least important.
+fn all_lanes() -> std::ops::Range<Lane> {
+    0..LANES as Lane
+}
+
+/// A tenant, and a lane.
+type Who = (usize, Lane);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Goes,
@@ -34,8 +47,9 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) struct Tenant {
     pub(super) weight: u32,
-    tag: u128,
-    estimate: u64,
+    /// Of each lane.
+    tags: [u128; LANES],
+    estimates: [u64; LANES],
     /// How many requests of its there are.
     here: usize,
     pub(super) served: u64,
@@ -48,7 +62,9 @@ pub(super) struct Tenant {
 struct Waiter {
     id: usize,
     tenant: usize,
+    lane: Lane,
     cost: u32,
+    deadline: Option<u64>,
     came: u64,
     older: u64,
     number: u64,
@@ -58,12 +74,24 @@ struct Waiter {
 struct Running {
     id: usize,
     tenant: usize,
+    lane: Lane,
     cost: u32,
     began: u64,
     /// What was paid, and for what a nanosecond.
     charge: Option<(u64, u64)>,
     /// Whether the room knows of it.
     is_counted: bool,
+}
+
+/// The clocks of one lane.
+#[derive(Clone, Copy, Debug, Default)]
+struct LaneClocks {
+    virtual_time: u128,
+    latest: u128,
+    pace: u128,
+    used: u64,
+    began_to_wait: u128,
+    estimate: u64,
 }
 
 pub(super) struct Naive {
@@ -96,12 +124,17 @@ pub(super) struct Naive {
     /// From when to when somebody waited.
     busy: Vec<(u64, Option<u64>)>,
     entered: u64,
-    virtual_time: u128,
-    latest: u128,
-    pace: u128,
-    used: u64,
-    began_to_wait: u128,
-    estimate: u64,
+    lanes: [LaneClocks; LANES],
+    /// Whether every request is asked for its urgency when it comes.
+    pub(super) asks: bool,
+    /// Of what a lane is owed, in parts of a start.
+    floor: u32,
+    owed: [u32; LANES],
+    least_service: u64,
+    /// How fast waiters are served, by the time in which there are some; how many were, and when that was last looked at.
+    turnover: DrainRate,
+    started_waiters: u64,
+    looked: u64,
     pub(super) law: CoDel,
     pub(super) newest_first: bool,
     knows_of: u64,
@@ -136,12 +169,14 @@ impl Naive {
             waits: Vec::new(),
             busy: Vec::new(),
             entered: 0,
-            virtual_time: 0,
-            latest: 0,
-            pace: 0,
-            used: 0,
-            began_to_wait: 0,
-            estimate: 0,
+            lanes: [LaneClocks::default(); LANES],
+            asks: false,
+            floor: DEFAULT_FLOOR,
+            owed: [0; LANES],
+            least_service: 0,
+            turnover: DrainRate::default(),
+            started_waiters: 0,
+            looked: 0,
             law: CoDel::new(ages, 0),
             newest_first: false,
             knows_of: 0,
@@ -155,8 +190,8 @@ impl Naive {
     fn add_tenant(&mut self, weight: u32) -> usize {
         let tenant = Tenant {
             weight,
-            tag: 0,
-            estimate: 0,
+            tags: [0; LANES],
+            estimates: [0; LANES],
             here: 0,
             served: 0,
             rejected: 0,
@@ -208,7 +243,12 @@ impl Naive {
     fn forget_one(&mut self) -> bool {
         for _ in 0..LOOKS.min(self.idle.len()) {
             let tenant = self.idle.remove(0);
-            if self.tenants[tenant].tag <= self.entry(tenant, self.estimate) + FORGIVEN {
+            let forgets = all_lanes().all(|lane| {
+                let of_others = self.lane(lane).estimate;
+                let entry = self.entry((tenant, lane), of_others);
+                self.tag((tenant, lane)) <= entry + FORGIVEN
+            });
+            if forgets {
                 self.names.retain(|_, known| *known != tenant);
                 self.free.push(tenant);
                 return true;
@@ -240,15 +280,38 @@ impl Naive {
         std::mem::replace(&mut self.peak, in_flight).max(in_flight)
     }
 
-    pub(super) fn charged(&self) -> usize {
+    /// Those of this lane that were charged.
+    fn charged_in(&self, lane: Lane) -> usize {
         let charged = self.running.iter();
-        charged.filter(|request| request.charge.is_some()).count()
+        charged
+            .filter(|request| request.lane == lane && request.charge.is_some())
+            .count()
     }
 
     /// Those that the room knows of.
     pub(super) fn counted(&self) -> usize {
         let counted = self.running.iter();
         counted.filter(|request| request.is_counted).count()
+    }
+
+    /// The same of one lane.
+    fn counted_in(&self, lane: Lane) -> usize {
+        let counted = self.running.iter();
+        counted
+            .filter(|request| request.lane == lane && request.is_counted)
+            .count()
+    }
+
+    fn lane(&mut self, lane: Lane) -> &mut LaneClocks {
+        &mut self.lanes[usize::from(lane)]
+    }
+
+    fn tag(&self, (tenant, lane): Who) -> u128 {
+        self.tenants[tenant].tags[usize::from(lane)]
+    }
+
+    fn tag_mut(&mut self, (tenant, lane): Who) -> &mut u128 {
+        &mut self.tenants[tenant].tags[usize::from(lane)]
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -260,16 +323,34 @@ impl Naive {
         waiting.filter(|waiter| waiter.tenant == tenant).count()
     }
 
+    fn waiting_in(&self, lane: Lane) -> usize {
+        let waiting = self.waiting.iter();
+        waiting.filter(|waiter| waiter.lane == lane).count()
+    }
+
+    fn waiting_of_in(&self, who: Who) -> usize {
+        let waiting = self.waiting.iter();
+        waiting
+            .filter(|waiter| (waiter.tenant, waiter.lane) == who)
+            .count()
+    }
+
     pub(super) fn running_of(&self, tenant: usize) -> usize {
         let running = self.running.iter();
         running.filter(|request| request.tenant == tenant).count()
     }
 
-    /// Since when the one has waited that was first to.
+    /// Since when the one has waited that was first to, in its lane: of several lanes, the longest.
     pub(super) fn oldest(&self, tenant: Option<usize>) -> Option<u64> {
-        let mut waiting = self.waiting.iter();
-        let oldest = waiting.find(|waiter| tenant.is_none_or(|tenant| waiter.tenant == tenant));
-        oldest.map(|waiter| waiter.came)
+        self.oldest_of(|waiter| tenant.is_none_or(|tenant| waiter.tenant == tenant))
+    }
+
+    fn oldest_of(&self, of: impl Fn(&Waiter) -> bool) -> Option<u64> {
+        let firsts = all_lanes().filter_map(|lane| {
+            let mut waiting = self.waiting.iter();
+            waiting.find(|waiter| waiter.lane == lane && of(waiter))
+        });
+        firsts.map(|waiter| waiter.came).min()
     }
 
     /// What is known of a request that waited.
@@ -320,10 +401,15 @@ impl Naive {
         let before = std::mem::replace(&mut self.cap, cap);
         for tenant in 0..self.tenants.len() {
             if self.charged_of(tenant).count() >= before {
-                self.catch_up(tenant);
+                all_lanes().for_each(|lane| self.catch_up((tenant, lane)));
             }
         }
         self.grant_free();
+    }
+
+    /// In parts of a start.
+    pub(super) fn set_floor(&mut self, floor: u32) {
+        self.floor = floor;
     }
 
     pub(super) fn set_ages(&mut self, ages: Settings) {

@@ -109,7 +109,9 @@ async fn a_request_while_which_others_waited_does_not_pass_the_room() {
 async fn served_first(name: &str, units: u32, waits: &[(u64, u64)]) -> usize {
     let gate = calm().await;
     let named = (!name.is_empty()).then_some(name);
-    let long = match gate.arrive(named, cost(units), 0, &mut Now::default()) {
+    let long = match gate.arrive(named, cost(units), 0, &mut Now::default(), |_| {
+        Urgency::default()
+    }) {
         Arrived::Goes(grant) => grant,
         _ => panic!("it need not wait"),
     };

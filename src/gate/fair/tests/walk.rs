@@ -39,12 +39,16 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(limit: usize, max_tenants: usize, ages: Settings) -> Self {
+    fn new(limit: usize, max_tenants: usize, ages: Settings, asks: bool) -> Self {
         let config = WfqConfig::default().max_tenants(max_tenants);
         let gate = aged(limit, config, ages);
+        if asks {
+            gate.ask_urgency();
+        }
         let mut naive = Naive::new(limit, ages);
         naive.max_waiting = gate.bounds.max_waiting();
         naive.max_tenants = max_tenants;
+        naive.asks = asks;
         Self {
             gate,
             naive,
@@ -66,13 +70,22 @@ impl Walk {
 
     async fn step(&mut self, step: Step) {
         match step {
-            Step::Comes { tenant, cost, age } => {
-                if let Some(arrival) = self.arrive(NAMES[tenant], cost, age) {
+            Step::Comes {
+                tenant,
+                cost,
+                age,
+                urgency,
+            } => {
+                if let Some(arrival) = self.arrive(NAMES[tenant], cost, age, urgency) {
                     self.enter(arrival);
                 }
             }
-            Step::Arrives { tenant, cost } => {
-                if let Some(arrival) = self.arrive(NAMES[tenant], cost, 0) {
+            Step::Arrives {
+                tenant,
+                cost,
+                urgency,
+            } => {
+                if let Some(arrival) = self.arrive(NAMES[tenant], cost, 0, urgency) {
                     let Request { id, tenant, stage } = arrival;
                     self.keep(id, tenant, stage);
                 }
@@ -141,6 +154,10 @@ impl Walk {
                 self.naive.max_waiting_per_tenant = max.unwrap_or(usize::MAX);
                 self.naive.grant_free();
             }
+            Step::Floor(floor) => {
+                lock(&self.gate.slow).room.queue.set_floor(floor);
+                self.naive.set_floor(floor);
+            }
             Step::Ages(ages) => {
                 self.gate.set_ages(ages);
                 self.naive.set_ages(ages);
@@ -171,13 +188,22 @@ impl Walk {
     }
 
     /// A request comes. If it has to wait, it is returned.
-    fn arrive(&mut self, name: &'static str, units: u32, age: u64) -> Option<Request> {
+    fn arrive(
+        &mut self,
+        name: &'static str,
+        units: u32,
+        age: u64,
+        (lane, left): (Lane, Option<u64>),
+    ) -> Option<Request> {
         self.came += 1;
         let id = self.came;
         let tenant = self.naive.attach(name);
-        let expected = self.naive.arrive(id, tenant, units, age);
+        let deadline = left.map(|left| self.naive.now + left);
+        let urgency = Urgency { lane, deadline };
+        let expected = self.naive.arrive(id, tenant, units, age, urgency);
         let named = (!name.is_empty()).then_some(name);
-        let arrived = (self.gate).arrive(named, cost(units), age, &mut Now::default());
+        let (units, mut now) = (cost(units), Now::default());
+        let arrived = (self.gate).arrive(named, units, age, &mut now, |_| urgency);
         match arrived {
             Arrived::Goes(grant) => {
                 assert_eq!(expected, Answer::Goes);
@@ -208,7 +234,7 @@ impl Walk {
         self.came += 1;
         let id = self.came;
         self.naive.attach("");
-        let mut expected = self.naive.arrive(id, 0, 1, 0);
+        let mut expected = self.naive.arrive(id, 0, 1, 0, Urgency::default());
         if expected == Answer::Waits {
             expected = self.naive.reject(0, Reason::AtLimit);
         }
@@ -230,7 +256,8 @@ impl Walk {
             unreachable!("it has come, and no more");
         };
         let came = (arrival.at, arrival.older);
-        let expected = (self.naive).enter(id, (tenant, arrival.cost.get()), came);
+        let who = ((tenant, arrival.lane), arrival.cost.get());
+        let expected = (self.naive).enter(id, who, came, arrival.deadline);
         let (woken, waker) = Woken::new();
         match self.gate.enter(&arrival, waker.clone()) {
             Ok(entered) => {
@@ -349,14 +376,14 @@ fn cases() -> u32 {
 }
 
 /// Names come from a step on: before that there is nobody to be fair to.
-fn walk(limit: usize, tenants: (usize, usize), ages: Settings, steps: Vec<Step>) {
+fn walk(limit: usize, tenants: (usize, usize), ages: Settings, asks: bool, steps: Vec<Step>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build();
     let (named_from, max_tenants) = tenants;
     runtime.expect("a runtime").block_on(async {
-        let mut walk = Walk::new(limit, max_tenants, ages);
+        let mut walk = Walk::new(limit, max_tenants, ages, asks);
         for (number, mut step) in steps.into_iter().enumerate() {
             if number < named_from {
                 step = step.without_name();
@@ -374,9 +401,9 @@ proptest! {
     fn a_fair_room_does_what_a_naive_one_does(
         limit in 1..6_usize,
         tenants in tenants(),
-        steps in steps(false),
+        steps in steps(false, false),
     ) {
-        walk(limit, tenants, NEVER_OLD, steps);
+        walk(limit, tenants, NEVER_OLD, false, steps);
     }
 
     #[test]
@@ -384,8 +411,19 @@ proptest! {
         limit in 1..6_usize,
         tenants in tenants(),
         ages in some_ages(),
-        steps in steps(true),
+        steps in steps(true, false),
     ) {
-        walk(limit, tenants, ages, steps);
+        walk(limit, tenants, ages, false, steps);
+    }
+
+    #[test]
+    fn a_fair_room_goes_by_priorities_and_deadlines_as_a_naive_one_does(
+        limit in 1..6_usize,
+        tenants in tenants(),
+        ages in some_ages(),
+        asks in any::<bool>(),
+        steps in steps(true, true),
+    ) {
+        walk(limit, tenants, ages, asks, steps);
     }
 }

@@ -32,13 +32,20 @@ impl Stack {
     /// One whole request, as `Wfq` makes it, of a tenant, if it has a name. Says whether it was sent.
     fn request(&self, tenant: &str, gives_up: GivesUp) -> bool {
         let name = Some(tenant).filter(|name| !name.is_empty());
-        let mut came = (self.fair).come(name, NonZeroU32::MIN, &mut Now::default());
+        let mut came = (self.fair).come(
+            name,
+            NonZeroU32::MIN,
+            Some(Urgency::default()),
+            &mut Now::default(),
+        );
         if let Came::Begins(began) = came {
             if self.seat.try_admit(()) {
                 self.run(began.grant);
                 return true;
             }
-            let (waits, after) = self.fair.take_back(began.grant, began.from);
+            let (waits, after) = self
+                .fair
+                .take_back(began.grant, began.from, Urgency::default());
             came = waits;
             after.run(&self.fair);
         }
@@ -78,6 +85,7 @@ impl Stack {
                     return true;
                 }
                 Begun::No => self.seat.give_back(()),
+                Begun::Rejected(_) => unreachable!("it has no deadline"),
             }
         }
     }
@@ -95,7 +103,12 @@ impl Stack {
         assert!(lock(&self.fair.slow).room.serves.0.is_empty());
         assert_eq!(self.fair.load_now(), (0, false), "nobody has the turn");
         assert_eq!(self.seat.snapshot().in_flight, 0);
-        let Came::Begins(began) = self.fair.come(None, NonZeroU32::MIN, &mut Now::default()) else {
+        let Came::Begins(began) = self.fair.come(
+            None,
+            NonZeroU32::MIN,
+            Some(Urgency::default()),
+            &mut Now::default(),
+        ) else {
             panic!("nobody is in the way")
         };
         (self.fair).over(began.grant, End::NotSent, &mut Now::default());

@@ -16,6 +16,29 @@ fn cost(cost: u32) -> NonZeroU32 {
     NonZeroU32::new(cost).expect("a cost")
 }
 
+impl<T> FairQueue<T> {
+    /// In the order of arrival.
+    fn next(&mut self, now: u64) -> Option<(Ticket, Charge)> {
+        self.next_in(Order::OldestFirst, now)
+    }
+
+    /// Says whose request it takes out, since when that has waited, and what was kept with it.
+    fn make_room(&mut self, newcomer: u32, order: Order) -> Option<(u32, u64, T)> {
+        let tenant = self.makes_room(newcomer, order)?;
+        let (since, with) = self.evict(tenant, order);
+        Some((tenant, since, with))
+    }
+
+    /// Forgets a tenant, if nothing is lost by it.
+    fn remove_tenant(&mut self, tenant: u32) -> bool {
+        let lossless = self.may_forget(tenant);
+        if lossless {
+            self.forget(tenant);
+        }
+        lossless
+    }
+}
+
 /// As the layer has it: one request has the turn and waits for its seats, the others wait for the turn.
 struct Server {
     now: u64,

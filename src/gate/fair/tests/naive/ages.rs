@@ -25,31 +25,41 @@ impl Naive {
             && (self.in_flight() as u64) < below
     }
 
-    /// Whether the newest of a tenant's waiters is next.
-    pub(super) fn newest_is_next(&self) -> bool {
-        self.newest_first && self.law.prefers_newest(self.now)
-    }
-
     /// In which order a waiter is next.
-    pub(super) fn order(&self) -> Order {
-        match self.newest_is_next() {
-            true => Order::NewestFirst,
+    pub(super) fn order(&self, lane: Lane) -> Order {
+        match self.newest_first {
+            true => self.law.order(self.now, lane),
             false => Order::OldestFirst,
         }
     }
 
-    /// How many may wait.
-    pub(super) fn places(&self) -> usize {
-        match self.newest_is_next() {
-            true => (self.law.places(self.in_flight() as u64) as usize).min(self.max_waiting),
-            false => self.max_waiting,
+    /// How many may wait when one comes for this lane.
+    pub(super) fn places(&self, lane: Lane) -> usize {
+        let for_newest = self.law.places(lane, self.in_flight() as u64) as usize;
+        match self.order(lane) {
+            Order::NewestFirst if self.floor > 0 && self.waiting_in(lane) == 0 => self.max_waiting,
+            Order::NewestFirst => for_newest.min(self.max_waiting),
+            Order::OldestFirst => self.max_waiting,
+        }
+    }
+
+    /// Where less important requests wait, those are to be rejected for their age, and no others.
+    pub(super) fn is_spared(&self, lane: Lane) -> bool {
+        self.waiting.iter().any(|waiter| waiter.lane < lane)
+    }
+
+    /// One was rejected because of its deadline.
+    pub(super) fn note_late(&mut self, (tenant, lane): Who) {
+        if self.may_run(tenant) {
+            self.law.note_late(lane);
         }
     }
 
     /// More came than that, and one of this tenant was rejected. If the tenant waits for its own others, that says nothing.
-    pub(super) fn note_no_place(&mut self, tenant: usize, order: Order) {
+    pub(super) fn note_no_place(&mut self, (tenant, lane): Who) {
         if self.may_run(tenant) {
-            self.law.note_no_place(order);
+            let order = self.order(lane);
+            self.law.note_no_place(lane, order);
         }
     }
 
@@ -67,7 +77,7 @@ impl Naive {
         age: u64,
         own: u64,
         others: usize,
-        next: Option<Order>,
+        next: Option<(Lane, bool)>,
     ) -> Result<(), Reason> {
         let oldest = self.oldest_that_may_run();
         let entry = Entry {
@@ -84,14 +94,15 @@ impl Naive {
         let is_old = age > target.saturating_mul(2);
         let stands = self.law.report(self.now).overloaded;
         let verdict = match next {
-            Some(order) => self.law.enter_next(self.now, &entry, order),
+            Some((lane, spared)) => self.law.enter_next(self.now, &entry, lane, spared),
             None => self.law.enter(self.now, &entry),
         };
         let still_stands = stands && self.law.report(self.now).overloaded;
         let in_the_way = own > target && (others > 0 || oldest.is_some());
         match verdict {
             Verdict::Admit => {
-                if still_stands && is_old && in_the_way && next != Some(Order::NewestFirst) {
+                let is_spared = next.is_some_and(|(_, spared)| spared);
+                if still_stands && is_old && in_the_way && !is_spared {
                     self.note_probe();
                 }
                 self.knows_of += 1;

@@ -1,8 +1,12 @@
 //! What may happen, at random.
 
 use super::*;
+use crate::law::fair_queues::{MAIN, MAX_FLOOR};
 
 pub(super) const NAMES: [&str; 5] = ["", "a", "b", "c", "d"];
+
+/// Its lane, and how much time it has.
+type Urgent = (Lane, Option<u64>);
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
@@ -11,11 +15,13 @@ pub(super) enum Step {
         tenant: usize,
         cost: u32,
         age: u64,
+        urgency: Urgent,
     },
     /// It enters later.
     Arrives {
         tenant: usize,
         cost: u32,
+        urgency: Urgent,
     },
     TryStart,
     // One of those there are.
@@ -31,6 +37,7 @@ pub(super) enum Step {
     DefaultWeight(u32),
     MaxWaiting(usize),
     MaxWaitingPerTenant(Option<usize>),
+    Floor(u32),
     Ages(Settings),
     NewestFirst(bool),
     /// A queue stands from now on, with this excess.
@@ -42,19 +49,26 @@ pub(super) enum Step {
 impl Step {
     pub(super) fn without_name(self) -> Self {
         match self {
-            Self::Comes { cost, age, .. } => Self::Comes {
+            Self::Comes {
+                cost, age, urgency, ..
+            } => Self::Comes {
                 tenant: 0,
                 cost,
                 age,
+                urgency,
             },
-            Self::Arrives { cost, .. } => Self::Arrives { tenant: 0, cost },
+            Self::Arrives { cost, urgency, .. } => Self::Arrives {
+                tenant: 0,
+                cost,
+                urgency,
+            },
             Self::Weight(_, weight) => Self::Weight(0, weight),
             other => other,
         }
     }
 }
 
-pub(super) fn steps(old: bool) -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps(old: bool, urgent: bool) -> impl Strategy<Value = Vec<Step>> {
     let tenant = || 0..NAMES.len();
     let ages = match old {
         true => prop_oneof![3 => Just(0), 1 => 0..200 * MS].boxed(),
@@ -66,7 +80,22 @@ pub(super) fn steps(old: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => Just(End::Refused),
         1 => Just(End::NotSent),
     ];
-    let comes = (tenant(), 1..4_u32, ages);
+    let urgency = move || match urgent {
+        true => {
+            let lane = prop_oneof![2 => Just(MAIN), 3 => 0..LANES as Lane];
+            (
+                lane,
+                prop_oneof![2 => Just(None), 1 => (0..300 * MS).prop_map(Some)],
+            )
+                .boxed()
+        }
+        false => Just((MAIN, None)).boxed(),
+    };
+    let floor = match urgent {
+        true => (0..=MAX_FLOOR).prop_map(Step::Floor).boxed(),
+        false => Just(Step::Show).boxed(),
+    };
+    let comes = (tenant(), 1..4_u32, ages, urgency());
     let newest = match old {
         true => prop_oneof![
             1 => any::<bool>().prop_map(Step::NewestFirst),
@@ -76,8 +105,12 @@ pub(super) fn steps(old: bool) -> impl Strategy<Value = Vec<Step>> {
         false => Just(Step::Show).boxed(),
     };
     let step = prop_oneof![
-        12 => comes.prop_map(|(tenant, cost, age)| Step::Comes { tenant, cost, age }),
-        2 => (tenant(), 1..4_u32).prop_map(|(tenant, cost)| Step::Arrives { tenant, cost }),
+        12 => comes.prop_map(|(tenant, cost, age, urgency)| {
+            Step::Comes { tenant, cost, age, urgency }
+        }),
+        2 => (tenant(), 1..4_u32, urgency()).prop_map(|(tenant, cost, urgency)| {
+            Step::Arrives { tenant, cost, urgency }
+        }),
         1 => Just(Step::TryStart),
         2 => any::<usize>().prop_map(Step::Enter),
         1 => any::<usize>().prop_map(Step::Depart),
@@ -93,6 +126,7 @@ pub(super) fn steps(old: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => prop::option::of(0..5_usize).prop_map(Step::MaxWaitingPerTenant),
         1 => some_ages().prop_map(move |ages| if old { Step::Ages(ages) } else { Step::Show }),
         1 => newest,
+        1 => floor,
         1 => Just(Step::Show),
         6 => prop_oneof![4 => 0..30 * MS, 1 => 0..300 * MS].prop_map(Step::Pass),
     ];
