@@ -282,7 +282,7 @@ pub fn table(results: &Results) -> Table {
     Table {
         name: "tower's own layers beside edge()".into(),
         about: format!(
-            "tower's shed and limit with the right number\n({LIMIT} for {WORKERS} workers) and with a round one ({GUESS})"
+            "tower's shed\nand limit with {LIMIT}, the right number for {WORKERS} workers, and with {GUESS}, a round one"
         ),
         lines: "",
         groups: Vec::new(),

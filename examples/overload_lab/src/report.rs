@@ -108,11 +108,6 @@ fn questions_first(out: &mut String, results: &Results) {
         out,
         format_args!("<h2 id=\"questions\">tower's own limit, or edge()?</h2>"),
     );
-    put(out, format_args!("<ul>"));
-    for finding in findings::findings(results, Scenario::Questions) {
-        put(out, format_args!("<li>{}</li>", escape(&finding)));
-    }
-    put(out, format_args!("</ul>"));
     let heads: String = (questions::PROTECTIONS.into_iter())
         .map(|it| format!("<th>{}</th>", questions::short(it)))
         .collect();
@@ -137,10 +132,13 @@ fn questions_first(out: &mut String, results: &Results) {
             format_args!("<tr><th>{asks}</th>{cells}<td class=\"words\">{verdict}</td></tr>"),
         );
     }
-    put(
-        out,
-        format_args!("</tbody></table></div>\n<p>{}</p>", questions::about()),
-    );
+    put(out, format_args!("</tbody></table></div>"));
+    put(out, format_args!("<ul>"));
+    for finding in findings::findings(results, Scenario::Questions) {
+        put(out, format_args!("<li>{}</li>", escape(&finding)));
+    }
+    put(out, format_args!("</ul>"));
+    put(out, format_args!("<p>{}</p>", questions::about()));
 }
 
 fn in_short(out: &mut String, results: &Results) {

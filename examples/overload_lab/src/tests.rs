@@ -337,7 +337,7 @@ fn whoever_learns_follows_a_small_service_that_gets_smaller() {
 
 #[test]
 fn markdown_has_every_table() {
-    for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6, 1]) {
+    for (scenario, tables) in Scenario::ALL.into_iter().zip([1, 2, 1, 1, 1, 6, 1]) {
         let text = table::markdown(&SHORT, scenario);
         assert_eq!(text.matches("### ").count(), tables, "{text}");
         assert_eq!(text.matches("|---|").count(), tables, "{text}");
