@@ -24,7 +24,7 @@ const tenantSeries = value => ["web", "mobile", "batch"].map((name, i) =>
 const charts = {
   rates: { least: 100, labels: true, series: [
     { label: "answered in time", colour: "served", value: s => sum(s, "served"), fill: true },
-    { label: "refused", colour: "refused", value: s => sum(s, "refused") },
+    { label: "rejected", colour: "refused", value: s => sum(s, "refused") },
     { label: "lost", colour: "lost", value: s => sum(s, "lost") },
     { label: "asked for", colour: "offered", value: s => sum(s, "offered") },
     { label: "can do", colour: "soft", value: s => s.capacity, dashed: true } ] },
@@ -233,7 +233,7 @@ function drawNow(sample) {
     const refused = tenant.refused + tenant.lost;
     if (refused > 0 && !narrow) {
       if (tenant.lost > tenant.refused) g.fillStyle = colours.lost;
-      g.fillText(`${show(refused)} ${tenant.lost > tenant.refused ? "lost" : "refused"}`, 56, middle + 9);
+      g.fillText(`${show(refused)} ${tenant.lost > tenant.refused ? "lost" : "rejected"}`, 56, middle + 9);
     }
     // The head of a line is at the places.
     for (let k = 0; k < LINE; k++)
@@ -310,8 +310,8 @@ function verdict(s) {
   const [ask, their, notice] = fine.length > 1 ? ["ask", "their", "notice"] : ["asks", "its", "notices"];
   const who = fine.length && fine.length < 3 ? ` ${fine.join(" and ")} ${ask} for no more than ${their} share, and hardly ${notice}.` : "";
   if (refused > 0.03 * offered) return ["busy", load > s.capacity ? `${times}× overload, under control` : "Working it off",
-    `${busy} % of what the workers can do is answered in time, at p99 in ${show(s.p99)} ms. The rest is refused while it is cheap.${who}`];
-  return ["good", "All is well", `Asked for ${Math.round(100 * load / s.capacity)} % of what it can do. Nobody is refused, and hardly anybody waits.`];
+    `${busy} % of what the workers can do is answered in time, at p99 in ${show(s.p99)} ms. The rest is rejected while it is cheap.${who}`];
+  return ["good", "All is well", `Asked for ${Math.round(100 * load / s.capacity)} % of what it can do. Nobody is rejected, and hardly anybody waits.`];
 }
 
 let said = "", since = 0; // the verdict that is shown; how often it was another one meanwhile

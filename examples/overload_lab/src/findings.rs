@@ -5,6 +5,7 @@ use crate::{
     disturbances,
     lab::{Results, Scenario},
     protection::{LIMIT, Protection},
+    questions,
     scenario::{Case, FIRST, Outcome, Part, WELL},
     settings::{self, Setting},
     table::{latency, percent, seconds},
@@ -36,6 +37,7 @@ pub fn in_short(results: &Results) -> String {
 
 pub fn findings(results: &Results, scenario: Scenario) -> Vec<String> {
     match scenario {
+        Scenario::Questions => questions::findings(results),
         Scenario::Load => load(results),
         Scenario::Capacity => capacity(results),
         Scenario::Tenants => tenants(results),

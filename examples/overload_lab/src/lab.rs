@@ -11,6 +11,7 @@ use std::{
 use crate::{
     disturbances,
     protection::Protection,
+    questions,
     scenario::{Case, Outcome, WELL},
     settings::Setting,
     simulation::Spread,
@@ -18,6 +19,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
+    Questions,
     Load,
     Capacity,
     Tenants,
@@ -27,7 +29,8 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
+        Self::Questions,
         Self::Load,
         Self::Capacity,
         Self::Tenants,
@@ -38,6 +41,7 @@ impl Scenario {
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::Questions => "questions",
             Self::Load => "load",
             Self::Capacity => "capacity",
             Self::Tenants => "tenants",
@@ -114,6 +118,7 @@ impl Plan {
                         cases.extend(self.loads.iter().map(|load| Case::Load(spread, *load)));
                     }
                 }
+                Scenario::Questions => cases.extend(questions::cases()),
                 Scenario::Capacity => cases.push(Case::Capacity),
                 Scenario::Tenants => cases.push(Case::Tenants),
                 Scenario::Retries => cases.push(Case::Retries),

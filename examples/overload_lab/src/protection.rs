@@ -24,6 +24,9 @@ use crate::{
 /// workers, and a few more that are there when one gets free.
 pub const LIMIT: usize = limit_for(WORKERS);
 
+/// What one takes who has not measured.
+pub const GUESS: usize = 100;
+
 const fn limit_for(workers: usize) -> usize {
     workers + workers / 4
 }
@@ -43,6 +46,8 @@ const TENANTS: [&str; 8] = ["noisy", "a", "b", "c", "d", "e", "f", "g"];
 pub enum Protection {
     None,
     Tower,
+    /// The same, with [`GUESS`].
+    Guess,
     Fixed,
     Vegas,
     Gradient2,
@@ -67,6 +72,7 @@ impl Protection {
         match self {
             Self::None => "no protection",
             Self::Tower => "tower limit + shed",
+            Self::Guess => "tower, a round limit",
             Self::Fixed => "fixed limit",
             Self::Vegas => "Vegas",
             Self::Gradient2 => "Gradient2",
@@ -88,6 +94,10 @@ impl Protection {
             Self::Tower => (
                 format!("tower::LoadShed → tower::ConcurrencyLimit({limit})"),
                 "What tower has of its own. Nothing waits; what is over the limit is refused.",
+            ),
+            Self::Guess => (
+                format!("tower::LoadShed → tower::ConcurrencyLimit({GUESS})"),
+                "The same with a round number, that nobody has measured.",
             ),
             Self::Fixed => (
                 format!("ConcurrencyLimit({limit}), max_wait {wait} ms"),
@@ -136,6 +146,10 @@ impl Protection {
             Self::Tower => Site::new(seed, server, || {
                 let stack = ServiceBuilder::new().load_shed().concurrency_limit(known);
                 (stack, fixed)
+            }),
+            Self::Guess => Site::new(seed, server, || {
+                let stack = ServiceBuilder::new().load_shed().concurrency_limit(GUESS);
+                (stack, || Some(GUESS))
             }),
             Self::Fixed => Site::new(seed, server, || {
                 (ServiceBuilder::new().layer(limit().max_wait(WAIT)), fixed)

@@ -6,6 +6,7 @@ use crate::{
     disturbance::{Disturbance, Judged},
     disturbances::{self, PROTECTIONS},
     protection::{Clients, Protection},
+    questions::{self, Question},
     settings::{FLOOD, LOAD, Setting},
     simulation::{Retry, Seen, Server, Spread},
 };
@@ -53,6 +54,8 @@ pub enum Case {
     Retries,
     /// Twice what the server can do, and a value of a setting.
     Setting(Setting, usize),
+    /// What a question is answered with.
+    Question(Question),
     /// Something happens to the server, with the chances of the seed that comes so much later.
     Disturbance(Disturbance, u64),
 }
@@ -71,6 +74,7 @@ impl Case {
     pub fn requests(self) -> f64 {
         match self {
             Self::Load(_, load) => load,
+            Self::Question(_) => 5.0,
             _ => 1.0,
         }
     }
@@ -80,6 +84,7 @@ impl Case {
         match self {
             Self::Setting(setting, _) => setting.protection(),
             Self::Disturbance(..) => &PROTECTIONS,
+            Self::Question(_) => &questions::PROTECTIONS,
             _ => &Protection::ALL,
         }
     }
@@ -128,8 +133,8 @@ impl Case {
                 first.seconds = FIRST;
                 vec![first, phase("later", 1.0, WORKERS, loads)]
             }
-            // It has steps of its own.
-            Self::Disturbance(..) => Vec::new(),
+            // They have steps of their own.
+            Self::Disturbance(..) | Self::Question(_) => Vec::new(),
             Self::Retries => {
                 let mut outage = phase("outage", 0.0, 0, &[0.9]);
                 outage.seconds = OUTAGE;
@@ -150,6 +155,7 @@ impl Case {
             Self::Tenants => (Spread::Exponential, 2),
             Self::Retries => (Spread::Exponential, 3),
             Self::Setting(..) => (Spread::Exponential, 4),
+            Self::Question(question) => return question.run(protection, seed, seconds),
             Self::Disturbance(disturbance, later) => {
                 return disturbances::run(disturbance, later, protection, seed);
             }

@@ -4,6 +4,7 @@ use crate::{
     disturbances,
     lab::{Results, Scenario, spread_name},
     protection::Protection,
+    questions,
     scenario::{Case, OUTAGE, WELL},
     settings,
     simulation::Spread,
@@ -33,6 +34,7 @@ pub fn markdown(results: &Results, scenario: Scenario) -> String {
 
 fn tables(results: &Results, scenario: Scenario) -> Vec<Table> {
     match scenario {
+        Scenario::Questions => vec![questions::table(results)],
         Scenario::Load => {
             let spreads = results.plan.spreads.iter();
             let goodput = spreads.map(|spread| goodput(results, *spread));
