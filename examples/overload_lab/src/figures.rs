@@ -17,7 +17,7 @@ pub fn figures(results: &Results) -> Vec<(Scenario, Figure)> {
     let mut figures = Vec::new();
     for &scenario in &results.plan.scenarios {
         match scenario {
-            Scenario::Questions => {} // a table says it all
+            Scenario::Questions | Scenario::Served => {} // tables say it all
             Scenario::Load => {
                 figures.extend([goodput(results), latencies(results)].map(|it| (scenario, it)));
             }

@@ -7,6 +7,7 @@ use crate::{
     protection::{LIMIT, Protection},
     questions,
     scenario::{Case, FIRST, Outcome, Part, WELL},
+    served_tables,
     settings::{self, Setting},
     table::{latency, percent, seconds},
 };
@@ -44,6 +45,7 @@ pub fn findings(results: &Results, scenario: Scenario) -> Vec<String> {
         Scenario::Retries => retries(results),
         Scenario::Settings => settings(results),
         Scenario::Disturbances => disturbances::findings(results),
+        Scenario::Served => served_tables::findings(results),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     protection::Protection,
     questions,
     scenario::{Case, Outcome, WELL},
+    served_tables,
     settings::Setting,
     simulation::Spread,
 };
@@ -26,10 +27,11 @@ pub enum Scenario {
     Retries,
     Settings,
     Disturbances,
+    Served,
 }
 
 impl Scenario {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Questions,
         Self::Load,
         Self::Capacity,
@@ -37,6 +39,7 @@ impl Scenario {
         Self::Retries,
         Self::Settings,
         Self::Disturbances,
+        Self::Served,
     ];
 
     pub fn name(self) -> &'static str {
@@ -48,6 +51,7 @@ impl Scenario {
             Self::Retries => "retries",
             Self::Settings => "settings",
             Self::Disturbances => "disturbances",
+            Self::Served => "served",
         }
     }
 }
@@ -124,6 +128,7 @@ impl Plan {
                 Scenario::Retries => cases.push(Case::Retries),
                 Scenario::Settings => cases.extend(Setting::cases()),
                 Scenario::Disturbances => cases.extend(disturbances::cases()),
+                Scenario::Served => cases.extend(served_tables::cases()),
             }
         }
         cases

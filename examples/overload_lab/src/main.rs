@@ -21,6 +21,8 @@ mod questions;
 mod real;
 mod report;
 mod scenario;
+mod served;
+mod served_tables;
 mod settings;
 #[path = "../../../tests/support/simulation.rs"]
 mod simulation;

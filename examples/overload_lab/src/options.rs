@@ -22,6 +22,7 @@ usage: cargo run --release -p overload_lab -- [options]
                        retries       a five-second outage, clients that retry
                        settings      what wrong settings do, at 2 times
                        disturbances  outages, freezes, fewer or slower workers
+                       served        priorities, deadlines, newest first
   --seconds N        how long each load is measured, in simulated seconds, from
                      10 to 3600 (240); other scenarios last in proportion,
                      but disturbances always as long

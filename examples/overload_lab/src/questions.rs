@@ -124,6 +124,7 @@ fn outcome(protection: Protection, judged: Vec<Judged>) -> Outcome {
         parts: Vec::new(),
         judged,
         samples: Vec::new(),
+        measured: None,
     }
 }
 

@@ -5,11 +5,15 @@ use crate::{
     figures::figures,
     findings,
     lab::{Results, Scenario, spread_name},
-    numbers::{disturbance_numbers, judged, load_numbers, parts, put, settings_numbers, table},
+    numbers::{
+        disturbance_numbers, judged, load_numbers, parts, put, served_numbers, settings_numbers,
+        table,
+    },
     plot::escape,
     protection::LIMIT,
     questions,
     scenario::{CAPACITY, Case, OUTAGE, PATIENCE, RETRY, WELL, WORK, WORKERS},
+    served_tables,
     style::{PAGE, STYLE},
     table::percent,
 };
@@ -65,7 +69,16 @@ pub fn html(results: &Results) -> String {
             put(out, format_args!("<li>{}</li>", escape(&finding)));
         }
         put(out, format_args!("</ul>"));
-        put(out, format_args!("<details><summary>All numbers</summary>"));
+        // Its tables are all there is.
+        let open = if scenario == Scenario::Served {
+            " open"
+        } else {
+            ""
+        };
+        put(
+            out,
+            format_args!("<details{open}><summary>All numbers</summary>"),
+        );
         match scenario {
             Scenario::Questions => {}
             Scenario::Load => load_numbers(out, results),
@@ -74,6 +87,7 @@ pub fn html(results: &Results) -> String {
             Scenario::Retries => parts(out, results, Case::Retries),
             Scenario::Settings => settings_numbers(out, results),
             Scenario::Disturbances => disturbance_numbers(out, results),
+            Scenario::Served => served_numbers(out, results),
         }
         put(out, format_args!("</details>"));
     }
@@ -218,6 +232,7 @@ fn about(scenario: Scenario) -> (&'static str, String) {
                 .into(),
         ),
         Scenario::Disturbances => ("A sudden change", disturbances::about()),
+        Scenario::Served => ("Who is served", served_tables::about()),
     }
 }
 

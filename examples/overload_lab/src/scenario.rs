@@ -7,6 +7,7 @@ use crate::{
     disturbances::{self, PROTECTIONS},
     protection::{Clients, Protection},
     questions::{self, Question},
+    served::{Measured, Served},
     settings::{FLOOD, LOAD, Setting},
     simulation::{Retry, Seen, Server, Spread},
 };
@@ -58,6 +59,8 @@ pub enum Case {
     Question(Question),
     /// Something happens to the server, with the chances of the seed that comes so much later.
     Disturbance(Disturbance, u64),
+    /// Not everybody can be served, and something is known of who should be.
+    Served(Served),
 }
 
 /// A part of a case: what is asked for, and what there is.
@@ -75,6 +78,7 @@ impl Case {
         match self {
             Self::Load(_, load) => load,
             Self::Question(_) => 5.0,
+            Self::Served(_) => 2.0,
             _ => 1.0,
         }
     }
@@ -85,6 +89,7 @@ impl Case {
             Self::Setting(setting, _) => setting.protection(),
             Self::Disturbance(..) => &PROTECTIONS,
             Self::Question(_) => &questions::PROTECTIONS,
+            Self::Served(served) => served.protection(),
             _ => &Protection::ALL,
         }
     }
@@ -134,7 +139,7 @@ impl Case {
                 vec![first, phase("later", 1.0, WORKERS, loads)]
             }
             // They have steps of their own.
-            Self::Disturbance(..) | Self::Question(_) => Vec::new(),
+            Self::Disturbance(..) | Self::Question(_) | Self::Served(_) => Vec::new(),
             Self::Retries => {
                 let mut outage = phase("outage", 0.0, 0, &[0.9]);
                 outage.seconds = OUTAGE;
@@ -156,6 +161,7 @@ impl Case {
             Self::Retries => (Spread::Exponential, 3),
             Self::Setting(..) => (Spread::Exponential, 4),
             Self::Question(question) => return question.run(protection, seed, seconds),
+            Self::Served(served) => return served.outcome(protection, seed, seconds),
             Self::Disturbance(disturbance, later) => {
                 return disturbances::run(disturbance, later, protection, seed);
             }
@@ -178,6 +184,7 @@ impl Case {
             parts: Vec::new(),
             judged: Vec::new(),
             samples: Vec::new(),
+            measured: None,
         };
         for phase in self.phases(seconds) {
             let slices = (phase.seconds / SLICE.as_secs_f64()).round() as usize;
@@ -209,6 +216,8 @@ pub struct Outcome {
     pub judged: Vec<Judged>,
     /// Over time.
     pub samples: Vec<Sample>,
+    /// Of who was served.
+    pub measured: Option<Measured>,
 }
 
 /// What was seen in half a second, around `at`: requests a second, and the limit in the end.

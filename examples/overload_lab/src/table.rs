@@ -6,7 +6,7 @@ use crate::{
     protection::Protection,
     questions,
     scenario::{Case, OUTAGE, WELL},
-    settings,
+    served_tables, settings,
     simulation::Spread,
 };
 
@@ -45,6 +45,7 @@ fn tables(results: &Results, scenario: Scenario) -> Vec<Table> {
         Scenario::Retries => vec![retries(results)],
         Scenario::Settings => settings::tables(results),
         Scenario::Disturbances => vec![disturbances::table(results)],
+        Scenario::Served => served_tables::tables(results),
     }
 }
 

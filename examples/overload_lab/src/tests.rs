@@ -337,7 +337,7 @@ fn whoever_learns_follows_a_small_service_that_gets_smaller() {
 
 #[test]
 fn markdown_has_every_table() {
-    for (scenario, tables) in Scenario::ALL.into_iter().zip([1, 2, 1, 1, 1, 6, 1]) {
+    for (scenario, tables) in Scenario::ALL.into_iter().zip([1, 2, 1, 1, 1, 6, 1, 4]) {
         let text = table::markdown(&SHORT, scenario);
         assert_eq!(text.matches("### ").count(), tables, "{text}");
         assert_eq!(text.matches("|---|").count(), tables, "{text}");
@@ -468,7 +468,7 @@ fn wrong_flags_are_refused_with_a_reason() {
         (
             "--scenario load,floods",
             "there is no scenario \"floods\"; there are questions, load, capacity, tenants, retries, \
-             settings, disturbances",
+             settings, disturbances, served",
         ),
         ("--real --seed 1", "--seed cannot be combined with --real"),
     ] {
