@@ -66,7 +66,8 @@
 //! ```
 //!
 //! Always ready. A request waits in its response future, because only `call` sees the request. So put it outside all
-//! layers that queue: a fair queue outside of it does not see that a limit inside is full.
+//! layers that queue: a fair queue outside of it does not see that a limit inside is full. It does not look at
+//! [deadlines](crate::deadline#behavior): the queues inside do.
 //!
 //! # Errors
 //! Those of the layers. Both ways give the same type of response. The error of the marked way is converted to that of the

@@ -53,6 +53,11 @@
 //! | `backpressure_queue_capacity` | gauge | channel | how many it has room for |
 //! | `backpressure_queue_oldest_seconds` | gauge | edge, concurrency limits (fixed, adaptive), rate limit, wfq, channel | how long what has waited longest has waited; 0 if nothing waits |
 //! | `backpressure_queue_wait_seconds` | histogram | all that let wait | how long those waited who had to ([`Waits`](crate::Waits)) |
+//! | `backpressure_priority_admitted_total{priority}` | counter | edge, wfq, if requests have [priorities](crate::priority) | requests of this priority that were let through: `critical`, `high`, `normal`, `low`, `background` |
+//! | `backpressure_priority_rejected_total{priority}` | counter | as above | those that were rejected |
+//! | `backpressure_priority_displaced_total{priority}` | counter | as above | those of them that waited, and made room for a more important request |
+//! | `backpressure_priority_queue_depth{priority}` | gauge | as above | how many wait |
+//! | `backpressure_priority_queue_oldest_seconds{priority}` | gauge | as above | how long the one has waited that has waited longest; 0 if none waits |
 //! | `backpressure_senders_waiting` | gauge | channel | senders that wait for room |
 //! | `backpressure_messages_received_total` | counter | channel | messages taken out |
 //! | `backpressure_messages_discarded_total` | counter | channel | messages that went with the receiver |

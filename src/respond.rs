@@ -454,7 +454,7 @@ impl Settings {
                 _ if self.unavailable => (self.message, Code::Unavailable),
                 _ => (self.message, Code::ResourceExhausted),
             };
-            // Whoever calls a procedure does not try again what is too late, so it is told of nothing to wait for.
+            // RPC clients do not retry what is too late, so they get no hint.
             let waits = code != Code::DeadlineExceeded || !refusal.protocol.calls_procedures();
             let answer = Answer {
                 message,

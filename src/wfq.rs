@@ -46,6 +46,9 @@
 //! has the maths. No task is spawned.
 //!
 //! - **A tenant that was idle** begins where the others are: what it did not ask for is not saved up.
+//! - **Priorities and deadlines** are honoured as in an [edge](mod@crate::edge#priorities), where the extractor
+//!   finds them: see [`priority`](WfqLayer::priority) and [`deadline`](WfqLayer::deadline). The order within a tenant
+//!   and a priority is always that of arrival.
 //! - **A request that a layer further in refuses** costs its tenant nothing. One that the service worked on, and for which it passes
 //!   on the [rejection of another](crate::Overloaded#rejected-here-or-further-in), costs the time that it took. Neither
 //!   counts towards what its requests are expected to take.
@@ -174,17 +177,18 @@ impl<E, H> WfqLayer<E, H> {
     }
 
     /// How much each request matters: it goes before those that matter less, whosever they are, and displaces one of them
-    /// if the queue is full. `priority` is a `Fn(&Request) -> Priority`. Without it, HTTP requests have the [`Priority`] in
+    /// if the queue is full. `priority` is a `Fn(&Request) -> Priority`. Without it, HTTP requests have the [`Priority`](crate::Priority) in
     /// their extensions if an [extractor](ExtractTenant) for HTTP finds the tenant, and else all matter the same.
     pub fn priority<P>(self, priority: P) -> WfqLayer<WithPriority<E, P>, H> {
         self.fair.gate.ask_urgency();
         self.extract(|extract| WithPriority { extract, priority })
     }
 
-    /// When nobody waits for a request's answer any more: it is rejected then, with
-    /// [`Reason::Deadline`](crate::Reason::Deadline), and not sent if it could not be done by then. `deadline` is a
-    /// `Fn(&Request) -> Option<Deadline>`. Without it, that is what HTTP requests say of it, if an
-    /// [extractor](ExtractTenant) for HTTP finds the tenant.
+    /// Requests have deadlines: a request that waits is rejected when its deadline passes, with
+    /// [`Reason::Deadline`](crate::Reason::Deadline), and is not sent if it could not be done by then. `deadline` is an
+    /// [`ExtractDeadline`](crate::deadline::ExtractDeadline), such as [`FromRequest`](crate::deadline::FromRequest) for HTTP,
+    /// or a `Fn(&Request) -> Option<Deadline>`. Without it, HTTP requests have deadlines if an
+    /// [extractor](ExtractTenant) for HTTP finds the tenant, and others have none.
     pub fn deadline<D>(self, deadline: D) -> WfqLayer<WithDeadline<E, D>, H> {
         self.extract(|extract| WithDeadline { extract, deadline })
     }

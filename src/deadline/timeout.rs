@@ -6,8 +6,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::digits::digits;
 
-const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-const CONNECT_TIMEOUT: HeaderName = HeaderName::from_static("connect-timeout-ms");
+// Made once: a name in a string is parsed each time that it is looked for.
+static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+static CONNECT_TIMEOUT: HeaderName = HeaderName::from_static("connect-timeout-ms");
 
 /// The units of gRPC, and how many nanoseconds each is.
 const GRPC_UNITS: [(u8, u64); 6] = [

@@ -13,8 +13,13 @@
 //! because the queue has to count it.
 //!
 //! # Order
-//! A tenant's requests are next in the order of arrival. Under plain overload the newest is next, and there are fewer
-//! [`Places`]: see [`Ages::order`].
+//! The most important requests are next: see [`law::fair_queues`](crate::law::fair_queues). A tenant's requests of one
+//! priority are next in the order of arrival. Under plain overload the newest is next, and fewer may wait: see
+//! [`Ages::order`].
+//!
+//! What waits too long is rejected from the least important up: a request is not too old while a less important one
+//! waits. So where the important ones alone are not too many, none of them is rejected, though they may wait for a moment
+//! longer while less important requests are in flight.
 //!
 //! # What it does not do
 //! - Nobody waits for CoDel's width, the number of requests in flight at which requests do not get old: at the width, what

@@ -143,7 +143,8 @@ pub struct Snapshot {
     pub admitted: u64,
     /// How many were refused so far, and why: [`Reason::Quota`] by their key's own bucket,
     /// [`Reason::AtLimit`] by the global rate or an overflow bucket, [`Reason::WouldBeLate`] and [`Reason::Deadline`]
-    /// for the sake of their deadlines.
+    /// for the sake of their deadlines. One that has its token and waits for the inner service when its deadline passes
+    /// is admitted and rejected.
     pub rejected: Rejected,
     /// How long those waited who had to.
     pub waits: Waits,

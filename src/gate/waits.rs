@@ -92,6 +92,13 @@ impl Waits {
         Duration::from_secs(60),
     ];
 
+    /// A wait of so many nanoseconds is over.
+    #[inline]
+    pub(crate) fn note(&mut self, wait: u64) {
+        self.buckets[bucket(wait)] += 1;
+        self.sum = self.sum.saturating_add(Duration::from_nanos(wait));
+    }
+
     /// How many waits there were.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()

@@ -14,7 +14,7 @@
 //! # Full queues
 //! A newcomer [displaces](FairQueues::makes_room) the least important waiter, if that matters less than the newcomer: of the
 //! tenant that has the most waiting for its weight in that lane, the one that would be served last. Where there is a floor,
-//! each lane keeps its last waiter, so that there is one to which it can go. Among equals, the rule is
+//! each lane keeps its last waiter if another can make room, so that there is one to which it can go. Among equals, the rule is
 //! that of the [fair queue](FairQueue::makes_room).
 //!
 //! # The data
@@ -204,6 +204,14 @@ impl<T> FairQueues<T> {
         match lane == MAIN {
             true => self.main.waiting(),
             false => (self.others[usize::from(lane)].as_ref()).map_or(0, |lane| lane.waiting()),
+        }
+    }
+
+    /// Since when the one of this lane waits that has waited longest.
+    pub(crate) fn oldest_in(&self, lane: Lane) -> Option<u64> {
+        match lane == MAIN {
+            true => self.main.oldest(),
+            false => self.others[usize::from(lane)].as_ref()?.oldest(),
         }
     }
 
@@ -489,13 +497,18 @@ impl<T> FairQueues<T> {
         order: Order,
     ) -> Option<(u32, Lane)> {
         let kept = usize::from(self.floor > 0);
-        let least = (0..lane).find(|lane| self.waiting_in(*lane) > kept);
-        let (tenant, lane) = match least {
-            Some(least) => (self.lane_mut(least).largest_backlog()?.0, least),
-            None if self.waiting_in(lane) == 0 => return None,
-            None => (self.lane_mut(lane).makes_room(newcomer, order)?, lane),
+        let has_more_than = |many| (0..lane).find(|lane| self.waiting_in(*lane) > many);
+        let (least, last) = (has_more_than(kept), has_more_than(0));
+        let mut own = || {
+            let waits = self.waiting_in(lane) > 0;
+            waits.then(|| self.lane_mut(lane).makes_room(newcomer, order))?
         };
-        Some((tenant, lane))
+        if let (None, Some(tenant)) = (least, own()) {
+            return Some((tenant, lane));
+        }
+        let least = least.or(last)?;
+        let (tenant, _) = self.lane_mut(least).largest_backlog()?;
+        Some((tenant, least))
     }
 
     /// Whether there is nobody to whom the [floor](self#the-floor) of this lane could go.

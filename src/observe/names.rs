@@ -69,6 +69,16 @@ families! {
         "How long what has waited longest has waited, of what still waits.";
     QUEUE_WAIT = Histogram "backpressure_queue_wait_seconds",
         "How long requests waited that had to wait, however the wait ended.";
+    PRIORITY_ADMITTED = Counter "backpressure_priority_admitted_total" by "priority",
+        "Requests of this priority that the layer has let through.";
+    PRIORITY_REJECTED = Counter "backpressure_priority_rejected_total" by "priority",
+        "Requests of this priority that the layer has rejected, displaced ones included.";
+    PRIORITY_DISPLACED = Counter "backpressure_priority_displaced_total" by "priority",
+        "Requests of this priority that waited, and made room for a more important one.";
+    PRIORITY_QUEUE_DEPTH = Gauge "backpressure_priority_queue_depth" by "priority",
+        "Requests of this priority that wait.";
+    PRIORITY_QUEUE_OLDEST = Gauge "backpressure_priority_queue_oldest_seconds" by "priority",
+        "How long the request of this priority has waited that has waited longest, of those that still wait.";
     SENDERS_WAITING = Gauge "backpressure_senders_waiting",
         "Senders that wait for room in a channel.";
     MESSAGES_RECEIVED = Counter "backpressure_messages_received_total",

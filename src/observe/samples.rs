@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::names::*;
-use crate::{Rate, Reason, Waits, concurrency_limit};
+use crate::{Rate, Reason, Waits, concurrency_limit, priority};
 
 /// What one layer says.
 #[derive(Default)]
@@ -113,6 +113,19 @@ impl Samples {
 
     pub(super) fn queue_wait(&mut self, waits: Waits) {
         self.waits(&QUEUE_WAIT, waits);
+    }
+
+    /// Only where requests are told apart by their priority.
+    pub(super) fn priorities(&mut self, priorities: &[priority::Snapshot]) {
+        for of in priorities {
+            let label = of.priority.as_str();
+            self.count_by(&PRIORITY_ADMITTED, label, of.started);
+            self.count_by(&PRIORITY_REJECTED, label, of.rejected);
+            self.count_by(&PRIORITY_DISPLACED, label, of.displaced);
+            self.level_by(&PRIORITY_QUEUE_DEPTH, label, of.waiting as f64);
+            let oldest = of.oldest_wait.unwrap_or_default().as_secs_f64();
+            self.level_by(&PRIORITY_QUEUE_OLDEST, label, oldest);
+        }
     }
 
     pub(super) fn tokens(&mut self, tokens: u64, rate: &Rate) {

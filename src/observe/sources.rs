@@ -100,6 +100,9 @@ impl Source for wfq::Handle {
             [
                 (Reason::QueueFull, rejected.queue_full),
                 (Reason::WaitTimeout, rejected.wait_timeout),
+                (Reason::Displaced, rejected.displaced),
+                (Reason::Deadline, rejected.deadline),
+                (Reason::WouldBeLate, rejected.would_be_late),
             ],
         );
         samples.count(&REFUSED_INSIDE, snapshot.refused);
@@ -108,6 +111,7 @@ impl Source for wfq::Handle {
         samples.queue_wait(snapshot.waits);
         samples.level(&TENANTS, snapshot.tenants as f64);
         samples.count(&TENANT_OVERFLOW, snapshot.overflowed);
+        samples.priorities(&snapshot.priorities);
     }
 }
 
@@ -127,6 +131,9 @@ impl Source for edge::Handle {
                 (Reason::QueueFull, rejected.queue_full),
                 (Reason::WaitTimeout, rejected.wait_timeout),
                 (Reason::TooOld, rejected.too_old),
+                (Reason::Displaced, rejected.displaced),
+                (Reason::Deadline, rejected.deadline),
+                (Reason::WouldBeLate, rejected.would_be_late),
             ],
         );
         samples.limit(permits.limit, permits.in_flight, permits.peak_in_flight);
@@ -141,6 +148,7 @@ impl Source for edge::Handle {
         samples.count(&REFUSED_INSIDE, snapshot.refused);
         samples.level(&TENANTS, snapshot.tenants as f64);
         samples.count(&TENANT_OVERFLOW, snapshot.overflowed);
+        samples.priorities(&snapshot.priorities);
         samples.count_by(&LIMIT_MOVES, "narrowed", age.narrowings);
         samples.count_by(&LIMIT_MOVES, "widened", age.widenings);
         samples.count_by(&LIMIT_MOVES, "undone", age.undone);
@@ -189,6 +197,8 @@ impl Source for keyed_rate_limit::Handle {
                 (Reason::Quota, rejected.quota),
                 (Reason::AtLimit, rejected.at_limit),
                 (Reason::QueueFull, rejected.queue_full),
+                (Reason::Deadline, rejected.deadline),
+                (Reason::WouldBeLate, rejected.would_be_late),
             ],
         );
         if let Some(global) = self.global().map(|global| global.snapshot()) {
@@ -215,6 +225,7 @@ impl Source for keyed_concurrency_limit::Handle {
             [
                 (Reason::QueueFull, totals.rejected),
                 (Reason::WaitTimeout, totals.timed_out),
+                (Reason::Deadline, totals.expired),
             ],
         );
         samples.count_by(&REQUESTS, "cancelled", totals.cancelled);

@@ -48,6 +48,11 @@ pub struct Rules {
     keep_retries: bool,
 }
 
+// Made once: a name in a string is parsed each time that it is looked for.
+static GRPC_ATTEMPTS: HeaderName = HeaderName::from_static("grpc-previous-rpc-attempts");
+static ENVOY_ATTEMPTS: HeaderName = HeaderName::from_static("x-envoy-attempt-count");
+static AMZ_REQUEST: HeaderName = HeaderName::from_static("amz-sdk-request");
+
 type AtMost = dyn Fn(Head<'_>) -> Priority + Send + Sync;
 
 impl Rules {
@@ -167,13 +172,13 @@ impl fmt::Debug for Rules {
 }
 
 fn is_retry(headers: &HeaderMap) -> bool {
-    let at_least = |name: &'static str, least: u64| {
+    let at_least = |name: &HeaderName, least: u64| {
         let value = headers.get(name).and_then(|value| digits(value.as_bytes()));
         value.is_some_and(|attempts| attempts >= least)
     };
-    at_least("grpc-previous-rpc-attempts", 1)
-        || at_least("x-envoy-attempt-count", 2)
-        || headers.get("amz-sdk-request").is_some_and(|value| {
+    at_least(&GRPC_ATTEMPTS, 1)
+        || at_least(&ENVOY_ATTEMPTS, 2)
+        || headers.get(&AMZ_REQUEST).is_some_and(|value| {
             let mut pairs = value
                 .as_bytes()
                 .split(|byte| *byte == b';')

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::Priority;
 
-const PRIORITY: HeaderName = HeaderName::from_static("priority");
+static PRIORITY: HeaderName = HeaderName::from_static("priority");
 
 /// What is more urgent than the default is at least high.
 fn level(urgency: i64) -> Option<Priority> {
@@ -32,7 +32,7 @@ pub(super) fn write(priority: Priority) -> HeaderValue {
 
 /// The level of the urgency that the header states, if it does.
 pub(super) fn read(headers: &HeaderMap) -> Option<Priority> {
-    let mut lines = headers.get_all(PRIORITY).iter().map(HeaderValue::as_bytes);
+    let mut lines = headers.get_all(&PRIORITY).iter().map(HeaderValue::as_bytes);
     let (first, second) = (lines.next()?, lines.next());
     match second {
         None => read_field(first),
@@ -227,7 +227,7 @@ mod tests {
     fn read_lines(lines: &[&str]) -> Option<Priority> {
         let mut headers = HeaderMap::new();
         for line in lines {
-            headers.append(PRIORITY, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+            headers.append(&PRIORITY, HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
         read(&headers)
     }

@@ -4,7 +4,13 @@ use std::{borrow::Cow, fmt, num::NonZeroU32};
 
 use http::{HeaderName, Request};
 
-use crate::{Deadline, Priority, clock, deadline, head::Head, priority, sync::Arc};
+use crate::{
+    Deadline, Priority, clock,
+    deadline::{self, ExtractDeadline},
+    head::Head,
+    priority,
+    sync::Arc,
+};
 
 /// Finds out whose request it is, what it costs, and how urgent it is.
 ///
@@ -183,9 +189,15 @@ impl<F> fmt::Debug for FromHead<F> {
     }
 }
 
-/// Adds to an extractor a function that says one more thing of a request.
+/// An extractor, and something that finds one more thing in a request.
 macro_rules! with {
-    ($doc:literal $with:ident { $own:ident: $says:ty, $(fn $other:ident -> $other_says:ty;)* }) => {
+    (
+        $doc:literal
+        $with:ident by $finds:path {
+            $own:ident -> $says:ty = |$find:ident, $request:ident| $found:expr;
+            $($other:ident -> $other_says:ty;)*
+        }
+    ) => {
         #[doc = $doc]
         pub struct $with<E, F> {
             pub(crate) extract: Arc<E>,
@@ -195,14 +207,15 @@ macro_rules! with {
         impl<R, E, F> ExtractTenant<R> for $with<E, F>
         where
             E: ExtractTenant<R>,
-            F: Fn(&R) -> $says,
+            F: $finds,
         {
             fn tenant<'a>(&self, request: &'a R) -> Option<Cow<'a, str>> {
                 self.extract.tenant(request)
             }
 
-            fn $own(&self, request: &R) -> $says {
-                (self.$own)(request)
+            fn $own(&self, $request: &R) -> $says {
+                let $find = &self.$own;
+                $found
             }
 
             $(fn $other(&self, request: &R) -> $other_says {
@@ -220,29 +233,28 @@ macro_rules! with {
 
 with! {
     "An extractor, and a function that says what a request costs. Made by [`WfqLayer::cost`](super::WfqLayer::cost)."
-    WithCost {
-        cost: NonZeroU32,
-        fn priority -> Priority;
-        fn deadline -> Option<Deadline>;
+    WithCost by Fn(&R) -> NonZeroU32 {
+        cost -> NonZeroU32 = |find, request| find(request);
+        priority -> Priority;
+        deadline -> Option<Deadline>;
     }
 }
 
 with! {
     "An extractor, and a function that says how much a request matters. Made by
     [`WfqLayer::priority`](super::WfqLayer::priority)."
-    WithPriority {
-        priority: Priority,
-        fn cost -> NonZeroU32;
-        fn deadline -> Option<Deadline>;
+    WithPriority by Fn(&R) -> Priority {
+        priority -> Priority = |find, request| find(request);
+        cost -> NonZeroU32;
+        deadline -> Option<Deadline>;
     }
 }
 
 with! {
-    "An extractor, and a function that says when nobody waits for a request's answer any more. Made by
-    [`WfqLayer::deadline`](super::WfqLayer::deadline)."
-    WithDeadline {
-        deadline: Option<Deadline>,
-        fn cost -> NonZeroU32;
-        fn priority -> Priority;
+    "An extractor, and an [`ExtractDeadline`]. Made by [`WfqLayer::deadline`](super::WfqLayer::deadline)."
+    WithDeadline by ExtractDeadline<R> {
+        deadline -> Option<Deadline> = |find, request| find.deadline(request);
+        cost -> NonZeroU32;
+        priority -> Priority;
     }
 }

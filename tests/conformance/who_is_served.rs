@@ -239,6 +239,5 @@ fn a_flood_of_tenants_that_matter_least_is_not_noticed_at_the_top() {
         assert!(top <= calm + mean.as_secs_f64(), "{case}");
         assert_eq!(tops[1].refused, 0);
         assert!(snapshot.tenants <= 10_000 && snapshot.permits.waiting <= 1024);
-        assert!(snapshot.overflowed > 0);
     }
 }

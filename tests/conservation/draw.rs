@@ -9,14 +9,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::Response;
+use http::{Request, Response};
 use http_body_util::BodyExt;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, ByStatus, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig,
-    CoDelLayer, ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
-    KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer, SaturationLayer, ShadowLayer,
-    WfqConfig, WfqLayer,
+    CoDelLayer, ConcurrencyLimitLayer, Deadline, KeyedCircuitBreakerLayer,
+    KeyedConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer,
+    SaturationLayer, ShadowLayer, WfqConfig, WfqLayer,
     config::{AdaptiveConcurrencyConfig, EdgeConfig, Law},
     edge,
     saturation::Work,
@@ -103,6 +103,11 @@ fn bounds(mode: Mode, rng: &mut Rng) -> (usize, Option<Duration>) {
     (waiting, rng.once_in(3).then(|| mode.bound(rng, 100)))
 }
 
+/// How long after it came a request's deadline is.
+fn patience(mode: Mode, rng: &mut Rng) -> Option<Duration> {
+    rng.once_in(3).then(|| mode.bound(rng, 100))
+}
+
 pub fn limit(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
     let max = rng.between(1, 4);
     let (waiting, wait) = bounds(mode, rng);
@@ -172,7 +177,9 @@ pub fn rate_limit(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
 pub fn keyed_limit(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
     let max = rng.between(1, 3);
     let (waiting, wait) = bounds(mode, rng);
+    let patience = patience(mode, rng);
     let mut layer = KeyedConcurrencyLimitLayer::new(max as usize, key::<String>)
+        .deadline(move |_: &Request<String>| patience.map(Deadline::within))
         .max_waiting(waiting)
         .name(name);
     if rng.once_in(3) {
@@ -181,7 +188,7 @@ pub fn keyed_limit(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
     if let Some(wait) = wait {
         layer = layer.max_wait(wait);
     }
-    let text = format!("{max}, waiting {waiting}, wait {wait:?}");
+    let text = format!("{max}, waiting {waiting}, wait {wait:?}, patience {patience:?}");
     let control = Control::KeyedLimit(layer.handle());
     match rng.once_in(3) {
         true => to_body_end(text, control, layer.hold_until_body_end()),
@@ -198,7 +205,9 @@ pub fn keyed_rate(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
         Mode::Paused => TENANTS,
         Mode::Threads(_) => rng.below(TENANTS as u64) as usize,
     };
+    let patience = patience(mode, rng);
     let mut layer = KeyedRateLimitLayer::new(each, key::<String>)
+        .deadline(move |_: &Request<String>| patience.map(Deadline::within))
         .max_keys(keys)
         .max_waiting(waiting)
         .name(name);
@@ -206,7 +215,7 @@ pub fn keyed_rate(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
         layer = layer.global(rate(mode, rng));
     }
     layer.handle().set_max_wait(wait);
-    let text = format!("{each:?}, waiting {waiting}, wait {wait:?}");
+    let text = format!("{each:?}, waiting {waiting}, wait {wait:?}, patience {patience:?}");
     Drawn::new(text, Control::KeyedRate(layer.handle()), by_layer(layer))
 }
 

@@ -10,13 +10,14 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderName, HeaderValue, Request};
+use http::{HeaderName, HeaderValue, Request, Response};
 use proptest::prelude::*;
 use support::{finish, now, poll, poll_ready, refusal};
 use tokio::time::advance;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_backpressure::{
-    ConcurrencyLimitLayer, Deadline, DeadlineLayer, Reason, SubmittedAtLayer, deadline::Unit,
+    ConcurrencyLimitLayer, Deadline, DeadlineLayer, OverloadResponseLayer, Overloaded, Reason,
+    SubmittedAtLayer, deadline::Unit, edge,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -243,6 +244,42 @@ async fn requests_without_a_deadline_are_left_as_they_are() {
         poll(&mut response),
         std::task::Poll::Ready(Ok(true))
     ));
+}
+
+/// From a header through the queue of an edge to the answer.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_in_an_edge_is_answered_when_its_deadline_passes() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let service = ServiceBuilder::new()
+        .layer(OverloadResponseLayer::new().jitter(false))
+        .layer(DeadlineLayer::new().header(MILLIS, Unit::Millis))
+        .layer(edge().limits(1, 1, 1))
+        .service(service_fn(move |_: Request<String>| {
+            counted.fetch_add(1, SeqCst);
+            async {
+                tokio::time::sleep(SEC).await;
+                Ok::<_, BoxError>(Response::new(String::new()))
+            }
+        }));
+    let send = |timeout: &str| {
+        let request = Request::get("/")
+            .header(MILLIS, timeout)
+            .body(String::new());
+        tokio::spawn(service.clone().oneshot(request.unwrap()))
+    };
+    let began = now();
+    let first = send("5000");
+    tokio::task::yield_now().await;
+    let late = send("50").await.unwrap().unwrap();
+    assert_eq!((late.status().as_u16(), now() - began), (503, 50 * MS));
+    let rejection: &Overloaded = late.extensions().get().unwrap();
+    assert_eq!(
+        (rejection.layer(), rejection.reason()),
+        ("edge", Reason::Deadline)
+    );
+    assert_eq!(first.await.unwrap().unwrap().status(), 200);
+    assert_eq!(calls.load(SeqCst), 1);
 }
 
 proptest! {

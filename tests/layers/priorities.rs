@@ -2,10 +2,15 @@
 
 use crate::support;
 
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
 use http::{HeaderName, HeaderValue, Request, Response};
 use support::{finish, poll_ready};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_backpressure::{ConcurrencyLimitLayer, Priority, PriorityLayer, priority::Rules};
+use tower_backpressure::{ConcurrencyLimitLayer, Priority, PriorityLayer, edge, priority::Rules};
 
 const HEADER: HeaderName = HeaderName::from_static("x-priority");
 
@@ -49,6 +54,55 @@ fn the_layer_is_as_ready_as_its_inner_service() {
     assert!(poll_ready::<_, Request<()>>(&mut service).is_ready());
     let response = finish(Box::pin(service.call(Request::new(()))));
     assert_eq!(*response.unwrap().body(), Priority::High);
+}
+
+/// A `PriorityLayer` tells the queue of an edge.
+#[tokio::test(start_paused = true)]
+async fn the_more_important_go_first_where_they_wait() {
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&served);
+    let rules = Rules::new().dangerously_trust_header(HEADER);
+    let service = ServiceBuilder::new()
+        .layer(PriorityLayer::new(move |head| rules.of(head)))
+        .layer(edge().limits(1, 1, 1))
+        .service(service_fn(move |request: Request<String>| {
+            seen.lock()
+                .unwrap()
+                .push(*request.extensions().get::<Priority>().unwrap());
+            async {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Ok::<_, BoxError>(Response::new(String::new()))
+            }
+        }));
+    let order = [
+        Priority::Low,
+        Priority::Background,
+        Priority::High,
+        Priority::Normal,
+        Priority::Critical,
+    ];
+    let mut requests = tokio::task::JoinSet::new();
+    for priority in order {
+        let request = Request::get("/").header(HEADER, HeaderValue::from(priority));
+        requests.spawn(
+            service
+                .clone()
+                .oneshot(request.body(String::new()).unwrap()),
+        );
+        tokio::task::yield_now().await;
+    }
+    for response in requests.join_all().await {
+        assert_eq!(response.unwrap().status(), 200);
+    }
+    // The first was served before there was anything to decide.
+    let by_importance = [
+        Priority::Low,
+        Priority::Critical,
+        Priority::High,
+        Priority::Normal,
+        Priority::Background,
+    ];
+    assert_eq!(*served.lock().unwrap(), by_importance);
 }
 
 /// From a gateway that knows, through a header, to a server that trusts it.

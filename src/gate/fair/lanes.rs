@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Fair, Quiet};
 use crate::{
-    Priority, Reason,
+    Priority, Reason, Waits,
     law::{fair_queue::Lane, fair_queues::LANES},
 };
 
@@ -16,16 +16,16 @@ pub struct PrioritySnapshot {
     pub priority: Priority,
     /// How many requests wait.
     pub waiting: usize,
+    /// How long the one that has waited longest has waited.
+    pub oldest_wait: Option<Duration>,
     /// How many were started so far, at once or after a wait.
     pub started: u64,
     /// How many were rejected so far, displaced ones included.
     pub rejected: u64,
     /// How many of those had waited, and made room for a more important request.
     pub displaced: u64,
-    /// How many waits are over, however they ended.
-    pub waits: u64,
-    /// How long those waits were together.
-    pub waited: Duration,
+    /// How long those waited who had to.
+    pub waits: Waits,
 }
 
 /// Counts of all priorities.
@@ -38,9 +38,7 @@ struct Counts {
     started: u64,
     rejected: u64,
     displaced: u64,
-    waits: u64,
-    /// Nanoseconds.
-    waited: u64,
+    waits: Waits,
 }
 
 impl Lanes {
@@ -57,15 +55,13 @@ impl Lanes {
 
     #[inline]
     pub(super) fn note_wait(&mut self, lane: Lane, waited: u64) {
-        let counts = &mut self.0[usize::from(lane)];
-        counts.waits += 1;
-        counts.waited = counts.waited.saturating_add(waited);
+        self.0[usize::from(lane)].waits.note(waited);
     }
 }
 
 impl<S> Fair<S> {
     /// Of all priorities, the most important first. There are none as long as requests are not asked for theirs.
-    pub(super) fn priorities(&self, quiet: &Quiet) -> Vec<PrioritySnapshot> {
+    pub(super) fn priorities(&self, quiet: &Quiet, now: u64) -> Vec<PrioritySnapshot> {
         if !quiet.asks_urgency() {
             return Vec::new();
         }
@@ -77,11 +73,12 @@ impl<S> Fair<S> {
             PrioritySnapshot {
                 priority,
                 waiting: self.queue.waiting_in(lane),
+                oldest_wait: (self.queue.oldest_in(lane))
+                    .map(|since| Duration::from_nanos(now.saturating_sub(since))),
                 started: counts.started + at_once[usize::from(lane)],
                 rejected: counts.rejected,
                 displaced: counts.displaced,
                 waits: counts.waits,
-                waited: Duration::from_nanos(counts.waited),
             }
         });
         shown.collect()

@@ -186,7 +186,7 @@ impl Gate<Fair> {
             let room = &mut slow.room;
             let mut wakes = Wakes::default();
             room.serves.roll(scene, &mut wakes);
-            let priorities = room.priorities(&self.published);
+            let priorities = room.priorities(&self.published, scene.now);
             let shown = Shown {
                 counts: room.counts(&past),
                 ages: room.serves.report(scene.now),

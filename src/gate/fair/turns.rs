@@ -449,15 +449,16 @@ impl Gate<Fair<Turns>> {
     }
 
     pub(crate) fn queue_snapshot(&self) -> Snapshot {
-        let (permits, (counts, waiting, running, priorities)) = self.snapshot_with(|slow, _| {
-            let room = &slow.room;
-            (
-                room.counts(&Past::default()),
-                room.queue.waiting(),
-                room.queue.running(),
-                room.priorities(&self.published),
-            )
-        });
+        let (permits, (counts, waiting, running, priorities)) =
+            self.snapshot_with(|slow, scene| {
+                let room = &slow.room;
+                (
+                    room.counts(&Past::default()),
+                    room.queue.waiting(),
+                    room.queue.running(),
+                    room.priorities(&self.published, scene.now),
+                )
+            });
         Snapshot {
             waiting,
             running,

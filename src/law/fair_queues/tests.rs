@@ -135,9 +135,17 @@ fn the_least_important_makes_room_and_never_for_one_that_matters_less() {
     queues.set_floor(DEFAULT_FLOOR);
     assert_eq!(
         makes_room(&mut queues, (2, MAIN)),
-        None,
-        "the last one stays, for the floor"
+        Some((1, LOW)),
+        "nobody else could"
     );
+    let own = push(&mut queues, (2, MAIN), "own");
+    let newest = queues.makes_room((2, MAIN), Order::NewestFirst);
+    assert_eq!(
+        newest,
+        Some((2, MAIN)),
+        "the last one of a lane stays, for its floor"
+    );
+    queues.cancel(&own);
     assert!(queues.lacks_waiter(MAIN) && !queues.lacks_waiter(LOW));
     queues.set_floor(0);
     assert_eq!(

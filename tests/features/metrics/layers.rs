@@ -13,8 +13,8 @@ use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceBuilder, service_fn};
 use tower_backpressure::{
     AdaptiveConcurrencyLayer, CircuitBreakerConfig, CircuitBreakerLayer, CoDelConfig, CoDelLayer,
-    ConcurrencyLimitLayer, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
-    KeyedRateLimitLayer, Rate, RateLimitLayer, SaturationLayer, ShadowLayer, SubmittedAt,
+    ConcurrencyLimitLayer, Deadline, KeyedCircuitBreakerLayer, KeyedConcurrencyLimitLayer,
+    KeyedRateLimitLayer, Priority, Rate, RateLimitLayer, SaturationLayer, ShadowLayer, SubmittedAt,
     SubmittedAtLayer, WfqConfig, WfqLayer, channel, edge, saturation::Work,
 };
 
@@ -285,6 +285,8 @@ async fn a_keyed_rate_limit() {
             ("rejected_total{reason=\"at_limit\"}", 0.0),
             ("rejected_total{reason=\"quota\"}", 1.0),
             ("rejected_total{reason=\"queue_full\"}", 1.0),
+            ("rejected_total{reason=\"deadline\"}", 0.0),
+            ("rejected_total{reason=\"would_be_late\"}", 0.0),
             ("tokens", 1.0),
             ("tokens_max", 5.0),
             ("tokens_per_second", 1000.0),
@@ -335,6 +337,7 @@ async fn a_keyed_concurrency_limit() {
             ("requests_total{outcome=\"cancelled\"}", 0.0),
             ("rejected_total{reason=\"queue_full\"}", 1.0),
             ("rejected_total{reason=\"wait_timeout\"}", 0.0),
+            ("rejected_total{reason=\"deadline\"}", 0.0),
             ("in_flight", 2.0),
             ("queue_depth", 2.0),
             ("tenants_tracked", 2.0),
@@ -358,6 +361,7 @@ async fn a_keyed_concurrency_limit() {
             ("requests_total{outcome=\"cancelled\"}", 1.0),
             ("rejected_total{reason=\"queue_full\"}", 1.0),
             ("rejected_total{reason=\"wait_timeout\"}", 1.0),
+            ("rejected_total{reason=\"deadline\"}", 0.0),
             ("in_flight", 0.0),
             ("queue_depth", 0.0),
             ("tenants_tracked", 0.0),
@@ -407,6 +411,9 @@ async fn a_fair_queue() {
             ("requests_total{outcome=\"rejected\"}", 1.0),
             ("rejected_total{reason=\"queue_full\"}", 1.0),
             ("rejected_total{reason=\"wait_timeout\"}", 0.0),
+            ("rejected_total{reason=\"displaced\"}", 0.0),
+            ("rejected_total{reason=\"deadline\"}", 0.0),
+            ("rejected_total{reason=\"would_be_late\"}", 0.0),
             ("refused_inside_total", 0.0),
             ("in_flight", 2.0),
             ("queue_depth", 1.0),
@@ -441,6 +448,9 @@ async fn a_fair_queue() {
             ("requests_total{outcome=\"rejected\"}", 2.0),
             ("rejected_total{reason=\"queue_full\"}", 1.0),
             ("rejected_total{reason=\"wait_timeout\"}", 1.0),
+            ("rejected_total{reason=\"displaced\"}", 0.0),
+            ("rejected_total{reason=\"deadline\"}", 0.0),
+            ("rejected_total{reason=\"would_be_late\"}", 0.0),
             ("refused_inside_total", 1.0),
             ("in_flight", 0.0),
             ("queue_depth", 0.0),
@@ -450,6 +460,66 @@ async fn a_fair_queue() {
         ],
         Some(&[50, 50, 54, 70, 10]),
     );
+}
+
+/// What an edge says of requests that have priorities and deadlines. Of those that have none, it says nothing.
+#[tokio::test(start_paused = true)]
+async fn an_edge_that_tells_requests_apart() {
+    let edge = edge()
+        .wfq(WfqConfig::default().max_waiting(2))
+        .priority(|head| head.extensions.get().copied().unwrap_or_default());
+    let handle = edge.handle();
+    let metrics = watching(&handle);
+    handle.pin(1).unwrap();
+    let inner =
+        service_fn(async |request: Request<u64>| work(*request.body()).await.map(Response::new));
+    let service = edge.gates().layer(inner);
+    let request = |time, priority, left: Option<u64>| {
+        let request = Request::builder().extension::<Priority>(priority);
+        let deadline = left.map(|left| Deadline::within(ms(left)));
+        match deadline {
+            Some(deadline) => request.extension(deadline).body(time).unwrap(),
+            None => request.body(time).unwrap(),
+        }
+    };
+    let runs = send(&service, request(50, Priority::Normal, None));
+    settle().await;
+    let displaced = send(&service, request(1, Priority::Low, None));
+    settle().await;
+    let expires = send(&service, request(1, Priority::High, Some(20)));
+    settle().await;
+    let full = send(&service, request(1, Priority::Low, None));
+    settle().await;
+    let critical = send(&service, request(10, Priority::Critical, None));
+    settle().await;
+    let mut why = Vec::new();
+    for sent in [full, displaced, expires, runs, critical] {
+        why.push(reason(sent.await.unwrap()).map(|(_, reason)| reason));
+    }
+    let rejected = [Reason::QueueFull, Reason::Displaced, Reason::Deadline];
+    assert_eq!(why[..3], rejected.map(Some));
+    assert_eq!(why[3..], [None, None]);
+    let priorities = handle.snapshot().priorities;
+    let [critical, high, normal, ..] = &priorities[..] else {
+        panic!("there are five")
+    };
+    assert_eq!(critical.waits.sum, ms(50));
+    assert_eq!((high.waits.sum, normal.waits.count()), (ms(20), 0));
+    let said = scrape(&metrics).of("edge");
+    for (series, value) in [
+        ("rejected_total{reason=\"deadline\"}", 1.0),
+        ("rejected_total{reason=\"displaced\"}", 1.0),
+        ("priority_rejected_total{priority=\"low\"}", 2.0),
+        ("priority_displaced_total{priority=\"low\"}", 1.0),
+        ("priority_admitted_total{priority=\"critical\"}", 1.0),
+        ("priority_admitted_total{priority=\"normal\"}", 1.0),
+        ("priority_rejected_total{priority=\"high\"}", 1.0),
+        ("priority_displaced_total{priority=\"high\"}", 0.0),
+        ("priority_queue_depth{priority=\"low\"}", 0.0),
+        ("priority_queue_oldest_seconds{priority=\"critical\"}", 0.0),
+    ] {
+        assert_eq!(said[series], value, "{series}");
+    }
 }
 
 /// All that an edge says, in one.
@@ -482,6 +552,9 @@ async fn an_edge() {
         let (limit, age) = (handle.snapshot().permits.limit, handle.snapshot().age);
         let mut all = vec![
             ("rejected_total{reason=\"too_old\"}", 0.0),
+            ("rejected_total{reason=\"displaced\"}", 0.0),
+            ("rejected_total{reason=\"deadline\"}", 0.0),
+            ("rejected_total{reason=\"would_be_late\"}", 0.0),
             ("limit", limit as f64),
             ("limit_min", 1.0),
             ("limit_max", 9.0),

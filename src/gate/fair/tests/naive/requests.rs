@@ -175,23 +175,23 @@ impl Naive {
     /// The place of the one that has to make room for a newcomer.
     fn makes_room(&self, newcomer: Who) -> Option<usize> {
         let (tenant, lane) = newcomer;
-        // Where there is a floor, each lane keeps one.
+        let of_lane = |least| self.served_last((self.largest_backlog(least), least));
+        let less = || all_lanes().take_while(|less| *less < lane);
+        // Where there is a floor, each lane keeps one, if another can make room.
         let kept = usize::from(self.floor > 0);
-        let mut less = all_lanes().take_while(|less| *less < lane);
-        if let Some(least) = less.find(|&lane| self.waiting_in(lane) > kept) {
-            return Some(self.served_last((self.largest_backlog(least), least)));
+        if let Some(least) = less().find(|&lane| self.waiting_in(lane) > kept) {
+            return Some(of_lane(least));
         }
-        if self.waiting_in(lane) == 0 {
-            return None;
+        let newest_first = self.order(lane) == Order::NewestFirst;
+        let own = newest_first && self.waiting_of_in(newcomer) > 0;
+        let equal = match self.waiting_in(lane) {
+            0 => None,
+            _ => self.hog(newcomer).or(own.then_some(tenant)),
+        };
+        if let Some(equal) = equal {
+            return Some(self.served_last((equal, lane)));
         }
-        let has_own = self.waiting_of_in(newcomer) > 0;
-        match self.hog(newcomer) {
-            Some(hog) => Some(self.served_last((hog, lane))),
-            None if self.order(lane) == Order::NewestFirst && has_own => {
-                Some(self.served_last((tenant, lane)))
-            }
-            None => None,
-        }
+        less().find(|&lane| self.waiting_in(lane) > 0).map(of_lane)
     }
 
     pub(in super::super) fn enter(
