@@ -28,6 +28,9 @@
 //! For an HTTP or gRPC service say [`.classify(ByStatus)`](AdaptiveConcurrencyLayer::classify): otherwise
 //! a 500 that took no time counts as a quick success.
 //!
+//! **When not to use it:** where the number is known and stays: a [`ConcurrencyLimitLayer`](crate::ConcurrencyLimitLayer) is exact and
+//! cheaper. Nor around requests that wait for news: let them pass by it, with a [`BypassLayer`](crate::BypassLayer).
+//!
 //! # Which law
 //! | law | goes by | for |
 //! | --- | --- | --- |

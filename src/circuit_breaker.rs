@@ -39,6 +39,8 @@
 //! For many endpoints behind one client there is a
 //! [circuit for each](crate::keyed_circuit_breaker).
 //!
+//! **When not to use it:** around your own server. A breaker is for what it depends on.
+//!
 //! # Behaviour
 //! ```text
 //!  closed ── 5 failures in a row ──► open ── after 30 s, one request probes ──► half-open

@@ -25,6 +25,10 @@
 //! cores, a licence. Put a [`LoadShedLayer`](crate::LoadShedLayer) outside it to refuse rather than
 //! to wait.
 //!
+//! **When not to use it:** where the number would be a guess, or changes: take an
+//! [`AdaptiveConcurrencyLayer`](crate::AdaptiveConcurrencyLayer). For a number of each client, take a
+//! [`KeyedConcurrencyLimitLayer`](crate::KeyedConcurrencyLimitLayer).
+//!
 //! # Behaviour
 //! `poll_ready` reserves a permit and is `Pending` at the limit; `call` uses it; it is given back
 //! when the response future completes or is dropped (see [`hold_until_body_end`] to keep it longer).

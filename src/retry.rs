@@ -34,6 +34,8 @@
 //! three retries at each of three layers are 64 requests for one. A server that refuses with the layers
 //! of this crate says when to come back, and this is the client that listens.
 //!
+//! **When not to use it:** where the caller retries as well, and not for work that must not be done twice.
+//!
 //! # Behaviour
 //! An answer is [judged](Judge) by its head ([`ByAnswer`] has the table). What is worth a retry is sent
 //! again if all of this holds; otherwise the caller gets the answer at once, as it came:

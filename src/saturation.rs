@@ -39,6 +39,9 @@
 //! sees that the work piles up behind it. Refusing it before anything was enqueued is the safe place:
 //! nothing has been begun that could be lost or done twice.
 //!
+//! **When not to use it:** for requests that wait inside the process until they are served: that wait is seen by a
+//! [`CoDelLayer`](crate::CoDelLayer), and bounded by the limits.
+//!
 //! # Behaviour
 //! Each probe gives a queue's depth and its soft limit. The worst ratio of all decides:
 //!

@@ -45,6 +45,10 @@ use std::{fmt, time::Duration};
 /// let layer = AdaptiveConcurrencyLayer::new(Halving { bounds, limit: 10 });
 /// assert_eq!(layer.handle().snapshot().permits.limit, 10);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the law of an adaptive limit",
+    note = "take `Vegas`, `Gradient2`, `Aimd`, one of them in `Windowed`, or a type of your own that implements `Limit`"
+)]
 pub trait Limit: Send + 'static {
     /// How many requests may be in flight now. 0 is taken as 1.
     fn limit(&self) -> usize;
