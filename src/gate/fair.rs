@@ -51,7 +51,10 @@ use std::{
     task::Waker,
 };
 
-use self::{deadlines::Turnover, lanes::Lanes};
+use self::{
+    deadlines::{LeastService, Turnover},
+    lanes::Lanes,
+};
 pub use self::{lanes::PrioritySnapshot, turns::Snapshot as TurnSnapshot};
 pub(crate) use self::{
     place::{Granted, Place},
@@ -92,6 +95,7 @@ pub(crate) struct Fair<S = Ages> {
     serves: S,
     lanes: Lanes,
     turnover: Turnover,
+    least_service: LeastService,
     max_waiting_per_tenant: usize,
     busy: Busy,
     /// How many of those that were counted here are done, and what all tenants used together.
@@ -482,6 +486,7 @@ impl<S: Serves> Fair<S> {
         let tenant = charge.tenant();
         match end {
             End::Served => {
+                self.note_took(charge.took(now));
                 let used = self.queue.finish(charge, now);
                 self.note_served(tenant, 1, used, now);
             }
@@ -515,6 +520,7 @@ impl<S: Serves> Fair<S> {
         }
         match end {
             End::Served => {
+                self.note_took(took);
                 self.queue.learn((tenant, lane), took);
                 self.note_served(tenant, 1, request.used(now), now);
             }
@@ -530,6 +536,13 @@ impl<S: Serves> Fair<S> {
         }
         if request.is_counted {
             self.tenants.detach(tenant);
+        }
+    }
+
+    #[inline]
+    fn note_took(&mut self, took: u64) {
+        if self.busy.since.is_some() {
+            self.least_service.note(took);
         }
     }
 
