@@ -456,7 +456,7 @@ impl Handle {
     /// `max_concurrency`; one that was stays narrow, within the new bounds.
     ///
     /// # Errors
-    /// If it makes no sense, as in [`CoDelLayer::new`]; nothing changes.
+    /// If a setting is not allowed, as in [`CoDelLayer::new`]; nothing changes.
     pub fn apply(&self, config: &CoDelConfig) -> Result<(), ConfigError> {
         self.gate.set(config.settings()?);
         Ok(())

@@ -180,7 +180,7 @@ impl SubmittedAtLayer {
     /// by their size, with or without a fraction and with or without `t=` in front: `t=1700000000.123` as
     /// nginx writes it, `1700000000123`, `t=1700000000123456`.
     ///
-    /// A time in the future is not believed, nor is anything else that makes no sense, nor are two
+    /// A time in the future is not believed, nor is a header that cannot be read, nor are two
     /// values: such a request is stamped with the time at which it came, and [counted](Snapshot). One
     /// longer ago than [`MAX_AGE`] is taken for that.
     ///

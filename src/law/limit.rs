@@ -144,7 +144,7 @@ impl Bounds {
         Self { min, initial, max }
     }
 
-    /// Which of them makes no sense, if one does.
+    /// Which of them is not allowed, if one is not.
     pub(crate) const fn fault(min: usize, initial: usize, max: usize) -> Option<&'static str> {
         if max == 0 {
             Some("max")
