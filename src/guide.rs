@@ -46,7 +46,7 @@ pages! {
     promises: "promises.md";
     questions: "questions.md";
     migration: "migration.md";
-    comparison: "comparison.md";
+    comparison: "comparison.md" "plots/questions.md";
     decisions: "decisions.md";
     glossary: "glossary.md";
 }

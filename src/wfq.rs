@@ -38,6 +38,9 @@
 //! `Router::layer` called twice, a [`LoadShedLayer`](crate::LoadShedLayer)), nobody ever waits and there is
 //! nothing to schedule.
 //!
+//! **When not to use it:** for a contract that says how much each may ask for: that is a [`KeyedRateLimitLayer`](crate::KeyedRateLimitLayer).
+//! In an [`edge()`](fn@crate::edge) it is contained.
+//!
 //! # Behaviour
 //! [`ExtractTenant`] finds whose request it is. Always ready; a request waits in its response future. It is
 //! sent at once if nobody waits and the inner service is ready. Otherwise it queues behind its tenant's
@@ -46,6 +49,9 @@
 //! has the maths. No task is spawned.
 //!
 //! - **A tenant that was idle** begins where the others are: what it did not ask for is not saved up.
+//! - **Priorities and deadlines** are honoured as in an [edge](mod@crate::edge#priorities), where the extractor
+//!   finds them: see [`priority`](WfqLayer::priority) and [`deadline`](WfqLayer::deadline). The order within a tenant
+//!   and a priority is always that of arrival.
 //! - **A request that a layer further in refuses** costs its tenant nothing. One that the service worked on, and for which it passes
 //!   on the [rejection of another](crate::Overloaded#rejected-here-or-further-in), costs the time that it took. Neither
 //!   counts towards what its requests are expected to take.
@@ -174,7 +180,7 @@ impl<E, H> WfqLayer<E, H> {
     }
 
     /// How much each request matters: it goes before those that matter less, whosever they are, and displaces one of them
-    /// if the queue is full. `priority` is a `Fn(&Request) -> Priority`. Without it, HTTP requests have the [`Priority`] in
+    /// if the queue is full. `priority` is a `Fn(&Request) -> Priority`. Without it, HTTP requests have the [`Priority`](crate::Priority) in
     /// their extensions if an [extractor](ExtractTenant) for HTTP finds the tenant, and else all matter the same.
     pub fn priority<P>(self, priority: P) -> WfqLayer<WithPriority<E, P>, H> {
         self.fair.gate.ask_urgency();

@@ -13,8 +13,13 @@
 //! because the queue has to count it.
 //!
 //! # Order
-//! A tenant's requests are next in the order of arrival. Under plain overload the newest is next, and there are fewer
-//! [`Places`]: see [`Ages::order`].
+//! The most important requests are next: see [`law::fair_queues`](crate::law::fair_queues). A tenant's requests of one
+//! priority are next in the order of arrival. Under plain overload the newest is next, and fewer may wait: see
+//! [`Ages::order`].
+//!
+//! What waits too long is rejected from the least important up: a request is not too old while a less important one
+//! waits. So where the important ones alone are not too many, none of them is rejected, though they may wait for a moment
+//! longer while less important requests are in flight.
 //!
 //! # What it does not do
 //! - Nobody waits for CoDel's width, the number of requests in flight at which requests do not get old: at the width, what
@@ -46,7 +51,10 @@ use std::{
     task::Waker,
 };
 
-use self::{deadlines::Turnover, lanes::Lanes};
+use self::{
+    deadlines::{LeastService, Turnover},
+    lanes::Lanes,
+};
 pub use self::{lanes::PrioritySnapshot, turns::Snapshot as TurnSnapshot};
 pub(crate) use self::{
     place::{Granted, Place},
@@ -87,6 +95,7 @@ pub(crate) struct Fair<S = Ages> {
     serves: S,
     lanes: Lanes,
     turnover: Turnover,
+    least_service: LeastService,
     max_waiting_per_tenant: usize,
     busy: Busy,
     /// How many of those that were counted here are done, and what all tenants used together.
@@ -477,6 +486,7 @@ impl<S: Serves> Fair<S> {
         let tenant = charge.tenant();
         match end {
             End::Served => {
+                self.note_took(charge.took(now));
                 let used = self.queue.finish(charge, now);
                 self.note_served(tenant, 1, used, now);
             }
@@ -510,6 +520,7 @@ impl<S: Serves> Fair<S> {
         }
         match end {
             End::Served => {
+                self.note_took(took);
                 self.queue.learn((tenant, lane), took);
                 self.note_served(tenant, 1, request.used(now), now);
             }
@@ -525,6 +536,13 @@ impl<S: Serves> Fair<S> {
         }
         if request.is_counted {
             self.tenants.detach(tenant);
+        }
+    }
+
+    #[inline]
+    fn note_took(&mut self, took: u64) {
+        if self.busy.since.is_some() {
+            self.least_service.note(took);
         }
     }
 

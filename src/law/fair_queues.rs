@@ -53,8 +53,6 @@ pub(crate) struct FairQueues<T> {
     floor: u32,
     /// How much of a start each lane is owed.
     owed: [u32; LANES],
-    /// A low estimate of the time that a request takes: a quarter of them take no longer. 0 while nothing is known.
-    least_service: u64,
 }
 
 impl<T> FairQueues<T> {
@@ -65,7 +63,6 @@ impl<T> FairQueues<T> {
             is_single: true,
             floor: DEFAULT_FLOOR,
             owed: [0; LANES],
-            least_service: 0,
         }
     }
 
@@ -99,14 +96,27 @@ impl<T> FairQueues<T> {
     /// The lane, or the main one if it was never used.
     #[inline]
     fn lane(&self, lane: Lane) -> &FairQueue<T> {
-        match &self.others[usize::from(lane)] {
-            Some(other) => other,
-            None => &self.main,
+        match lane == MAIN {
+            true => &self.main,
+            false => self.other(lane).unwrap_or(&self.main),
         }
     }
 
     #[inline]
     fn lane_mut(&mut self, lane: Lane) -> &mut FairQueue<T> {
+        match lane == MAIN {
+            true => &mut self.main,
+            false => self.other_mut(lane),
+        }
+    }
+
+    #[inline(never)]
+    fn other(&self, lane: Lane) -> Option<&FairQueue<T>> {
+        self.others[usize::from(lane)].as_deref()
+    }
+
+    #[inline(never)]
+    fn other_mut(&mut self, lane: Lane) -> &mut FairQueue<T> {
         match &mut self.others[usize::from(lane)] {
             Some(other) => other,
             None => &mut self.main,
@@ -403,7 +413,6 @@ impl<T> FairQueues<T> {
     #[inline]
     pub(crate) fn finish(&mut self, charge: Charge, now: u64) -> u64 {
         let tenant = charge.tenant();
-        self.note_took(charge.took(now));
         let used = self.lane_mut(charge.lane()).finish(charge, now);
         self.note_running(tenant);
         used
@@ -434,27 +443,7 @@ impl<T> FairQueues<T> {
     /// See [`FairQueue::learn`].
     #[inline]
     pub(crate) fn learn(&mut self, (tenant, lane): (u32, Lane), took: u64) {
-        self.note_took(took);
         self.lane_mut(lane).learn(tenant, took);
-    }
-
-    /// How long a request takes at least, but for a quarter of them. 0 while nothing is known.
-    pub(crate) fn least_service(&self) -> u64 {
-        self.least_service
-    }
-
-    /// It rises by a 64th with three of four requests, and sinks by three with the fourth, so it stays where a quarter take
-    /// less.
-    #[inline]
-    fn note_took(&mut self, took: u64) {
-        let least = self.least_service;
-        let step = least / 64 + 1;
-        self.least_service = match least {
-            0 => took,
-            _ if took < least => least.saturating_sub(3 * step),
-            _ if took > least => least.saturating_add(step).min(took),
-            _ => least,
-        };
     }
 
     /// See [`FairQueue::begin_uncharged`].

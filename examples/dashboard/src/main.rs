@@ -1,8 +1,12 @@
-//! A server to play with: its limit, its queues and its latency, live in a browser, and sliders that change the
+//! A server to try things on: its limit, its queues and its latency, live in a browser, and sliders that change the
 //! load, the workers and the layers while it runs.
 //!
 //! `cargo run --release -p dashboard`, and open the address that it prints. `--addr 127.0.0.1:3000` for
 //! another one.
+//!
+//! What to see: press "One tenant floods", then switch between no protection, tower's limit and `edge()`. Without protection
+//! nobody is answered in time. Tower's limit keeps the server busy, but rejects the other tenants too. With `edge()` they hardly
+//! notice.
 //!
 //! | file | |
 //! | --- | --- |

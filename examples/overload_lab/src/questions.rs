@@ -109,7 +109,7 @@ fn impatient(protection: Protection, seed: u64) -> Outcome {
     outcome(protection, vec![judged])
 }
 
-/// Everything else that happens to the server, but long polls: nobody does well at those.
+/// Everything else that happens to the server, but long polls, which belong outside a limit.
 fn disturbed(protection: Protection, seed: u64) -> Outcome {
     let others = (Disturbance::ALL.into_iter())
         .filter(|it| !matches!(it, Disturbance::Stall | Disturbance::LongPolls));

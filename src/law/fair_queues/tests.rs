@@ -226,19 +226,3 @@ fn a_request_whose_turn_it_was_yields_to_one_that_matters_more() {
     let served: Vec<_> = std::iter::from_fn(|| serve(&mut queues)).collect();
     assert_eq!(served, ["high", "main", "low"]);
 }
-
-#[test]
-fn three_of_four_requests_take_longer_than_the_least_service() {
-    let mut queues = queues(1);
-    assert_eq!(queues.least_service(), 0);
-    for round in 0..4000_u64 {
-        let took = [10, 20, 30, 40][(round % 4) as usize] * MS;
-        queues.learn((0, MAIN), took);
-    }
-    let least = queues.least_service();
-    assert!((9 * MS..=21 * MS).contains(&least), "{least}");
-    (0..4000).for_each(|_| queues.learn((0, MAIN), 0));
-    assert!(queues.least_service() < MS, "it follows");
-    (0..9000).for_each(|_| queues.learn((0, MAIN), u64::MAX));
-    assert!(queues.least_service() > MS, "without overflow");
-}

@@ -203,6 +203,9 @@ impl Naive {
                 known => known - known / 5 + took.max(1) / 5,
             };
         }
+        if !matches!(self.busy.last(), Some((_, None))) {
+            return; // nobody waits
+        }
         // Three steps down for one of four, and one step up for each of the others.
         let least = self.least_service;
         let step = least / 64 + 1;
