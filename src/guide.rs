@@ -40,7 +40,7 @@ pages! {
         "plots/tenants.svg" "plots/tenants.md"
         "plots/retries.svg" "plots/retries.md"
         "plots/disturbances.svg" "plots/disturbance_limits.svg" "plots/disturbances.md";
-    priorities_and_deadlines: "priorities_and_deadlines.md";
+    priorities_and_deadlines: "priorities_and_deadlines.md" "plots/served.svg" "plots/served.md";
     deploying: "deploying.md";
     runbook: "runbook.md";
     promises: "promises.md";

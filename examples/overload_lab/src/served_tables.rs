@@ -3,7 +3,8 @@
 use crate::{
     findings::list,
     lab::{Results, spread_name},
-    protection::limit_for,
+    plot::{Axis, Figure, Mark, Panel, Series},
+    protection::{Protection, limit_for},
     scenario::Case,
     served::{
         FLOOR, IMPATIENCE, LEVELS, Measured, QUEUE, SLOW_WORK, Served, Stack, Traffic, WORKERS,
@@ -189,19 +190,80 @@ pub fn tables(results: &Results) -> Vec<Table> {
     parts().map(table).into()
 }
 
+/// Which requests are accepted, by priority.
+pub fn figure(results: &Results) -> Figure {
+    const DRAWN: [(Mark, Stack); 3] = [
+        (Mark::Dotted, Stack::Queue),
+        (Mark::Dashed, Stack::Edge),
+        (Mark::Solid, TOLD),
+    ];
+    let ticks = LEVELS.iter().enumerate();
+    let panel = |when: When| {
+        let measured = |stack| measured(results, Traffic::Levels(when), stack);
+        let series = DRAWN.map(|(mark, stack)| {
+            let accepted = measured(stack).accepted;
+            let says = LEVELS.iter().zip(accepted).map(|((_, priority), share)| {
+                format!("{}, {priority}: {} %", named(stack), tenths(share))
+            });
+            Series {
+                mark,
+                says: says.collect(),
+                points: (accepted.iter().enumerate())
+                    .map(|(i, share)| (i as f64, *share))
+                    .collect(),
+            }
+        });
+        let use_of = |stack| percent(measured(stack).used);
+        Panel {
+            protection: Protection::Edge,
+            title: match when {
+                When::Steady(load) => format!("steady {}", times(load)),
+                When::Onset => "first second of 4×".into(),
+                When::Spikes => "spikes of 4×".into(),
+            },
+            note: format!(
+                "used: {}, with priorities {}",
+                use_of(Stack::Edge),
+                use_of(TOLD)
+            ),
+            x: None,
+            bands: Vec::new(),
+            series: series.into(),
+        }
+    };
+    Figure {
+        name: "served",
+        title: "Which requests are accepted, by their priority".into(),
+        x: Axis {
+            label: "priority",
+            from: -0.4,
+            to: LEVELS.len() as f64 - 0.6,
+            log: false,
+            ticks: ticks
+                .map(|(i, (_, priority))| (i as f64, priority.to_string()))
+                .collect(),
+        },
+        y: Axis::percent("accepted requests", 1.1),
+        panels: WHEN.map(panel).into(),
+        legend: DRAWN
+            .map(|(mark, stack)| (mark, named(stack).into()))
+            .into(),
+    }
+}
+
 /// What the report says of the chapter.
 pub fn about() -> String {
     let shares: Vec<_> = LEVELS
         .map(|(share, priority)| format!("{} {priority}", percent(share)))
         .into();
     format!(
-        "Not everybody can be served. Something may be known of requests that decides who is: how much they matter, or how \
-         long their clients wait. For priorities and deadlines there are {WORKERS} workers and 10 ms of work in a request on \
-         average. <b>Priorities</b>: {} of the requests. Onset is the first second of 4×, after 0.7×; spikes are 200 ms of 4× \
-         every two seconds, with 0.7× in between. <b>The floor</b> is the share of the starts that each priority gets that \
-         has waiters. <b>Deadlines</b>: 70 % of the clients wait for 100 ms, 20 % for 300 ms, 10 % for 2 s; an edge rejects \
-         what cannot be done in time any more, if requests say when that is. The fixed limit is {}, with a queue in which \
-         nobody waits for more than {} ms. <b>Newest first</b>: 4, 16 and 64 workers, {} ms of work.",
+        "Who is served depends on what the server knows of a request: how much it matters, and how long its client waits. \
+         The first three parts have {WORKERS} workers and 10 ms of work in a request on average. <b>Priorities</b>: {} of the \
+         requests. Onset is the first second of 4×, after 0.7×; spikes are 200 ms of 4× every two seconds, with 0.7× in \
+         between. <b>Floor</b>: each priority that has waiters gets this share of the starts, at least. <b>Deadlines</b>: 70 % \
+         of the clients wait for 100 ms, 20 % for 300 ms, 10 % for 2 s; if requests say so, an edge rejects what would be late. \
+         The fixed limit is {}, with a queue in which no request waits for more than {} ms. <b>Newest first</b>: 4, 16 and 64 \
+         workers, {} ms of work.",
         list(shares),
         limit_for(WORKERS),
         QUEUE.as_millis(),
@@ -246,8 +308,8 @@ pub fn findings(results: &Results) -> Vec<String> {
             list(LEVELLED.map(|stack| top(When::Onset, stack)))
         ),
         format!(
-            "They wait for {} at most, at p99, and {} of the workers' time is used; by an edge that does not know of \
-             priorities it is {}.",
+            "At 3× with priorities, the p99 wait of critical requests is {}, and the workers are used for {} of the time; \
+             without priorities, for {}.",
             latency(told.wait),
             percent(told.used),
             percent(levels(steady, Stack::Edge).used)

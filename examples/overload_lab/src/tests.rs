@@ -378,8 +378,7 @@ fn the_report_needs_nothing_from_elsewhere() {
 fn every_plot_is_well_formed_and_good_alone() {
     let figures = figures::figures(&SHORT);
     let names: Vec<_> = figures.iter().map(|(_, figure)| figure.name).collect();
-    let all =
-        "goodput latency capacity limit tenants retries settings disturbances disturbance_limits";
+    let all = "goodput latency capacity limit tenants retries settings disturbances disturbance_limits served";
     assert_eq!(names.join(" "), all);
     for (_, figure) in figures {
         let svg = figure.svg(true);
