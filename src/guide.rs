@@ -2,21 +2,21 @@
 //!
 //! | page | answers |
 //! | --- | --- |
-//! | [`choosing`] | which layer do I need, and which do I not? |
-//! | [`stacking`] | in which order, and what happens in another? |
+//! | [`choosing`] | which layer do I need, and which do I not need? |
+//! | [`stacking`] | in which order do layers go, and what does another order do? |
 //! | [`tuning`] | what is each setting for, and what does a wrong value do? |
 //! | [`priorities_and_deadlines`] | who is served when not everybody can be, and what do clients send? |
 //! | [`deploying`] | what goes around it in an axum, tonic or hyper server? |
-//! | [`runbook`] | it is three in the morning: what do I look at, and what do I change? |
+//! | [`runbook`] | the server rejects requests, or is slow: what do I look at, and what do I change? |
 //! | [`promises`] | what can I rely on, and what not? |
 //! | [`questions`] | is it slower, what if it is wrong, can I turn it off? |
 //! | [`migration`] | how do I come from tower's limit, `tower_governor`, tower-resilience or Envoy? |
-//! | [`comparison`] | what do tower and others do? |
-//! | [`decisions`] | why is it as it is? |
+//! | [`comparison`] | what do tower and others do, and where do they differ? |
+//! | [`decisions`] | why was it designed like this? |
 //! | [`glossary`] | what do the words mean? |
 //!
 //! Numbers in these pages are measured. *lab* is `cargo run --release -p overload_lab`, by the name of
-//! its scenario: it repeats exactly. *bench* is a group of `cargo bench`, with the figures in
+//! its scenario: its numbers repeat exactly. *bench* is a group of `cargo bench`, with the figures in
 //! `benches/README.md`. *test* is a file in `tests/`, which fails if the number no longer holds.
 
 macro_rules! pages {

@@ -292,12 +292,19 @@ impl Quiet {
         self.asks_urgency.load(Relaxed)
     }
 
-    /// A request of this priority starts without having waited.
+    /// A request of this priority starts without having waited. Says whether that is counted.
     #[inline]
-    fn note_started(&self, lane: Lane) {
-        if self.asks_urgency() {
+    fn note_started(&self, lane: Lane) -> bool {
+        let counts = self.asks_urgency();
+        if counts {
             self.started[usize::from(lane)].fetch_add(1, Relaxed);
         }
+        counts
+    }
+
+    /// It waits after all.
+    fn forget_started(&self, lane: Lane) {
+        self.started[usize::from(lane)].fetch_sub(1, Relaxed);
     }
 
     fn started(&self) -> [u64; LANES] {

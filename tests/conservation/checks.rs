@@ -172,6 +172,9 @@ fn counts(world: &World, plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
                 &seen,
             )?;
             check(is_refused_inside(seen.refused), "refused", &seen)?;
+            let priorities = &seen.priorities;
+            let sum = priorities.iter().map(|of| of.rejected).sum::<u64>();
+            check(sum == rejected, "priorities", &seen)?;
             check((delivered..=stopped).contains(&rejected), "rejected", &seen)
         }
         Control::Edge(handle) => {
@@ -191,6 +194,12 @@ fn counts(world: &World, plan: &Plan, own: &Arc<Own>) -> Result<(), String> {
                 "served or refused",
                 &seen,
             )?;
+            let priorities = &seen.priorities;
+            let sums = priorities.iter().fold((0, 0), |(rejected, waits), of| {
+                (rejected + of.rejected, waits + of.waits.count())
+            });
+            let all = (permits.rejected.total(), permits.waits.count());
+            check(priorities.is_empty() || sums == all, "priorities", &seen)?;
             let rejected = permits.rejected.total().checked_sub(refused);
             let rejected = rejected.ok_or_else(|| found("refused by the handle", &seen))?;
             check(

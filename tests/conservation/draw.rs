@@ -18,6 +18,7 @@ use tower_backpressure::{
     KeyedConcurrencyLimitLayer, KeyedRateLimitLayer, LoadShedLayer, Rate, RateLimitLayer,
     SaturationLayer, ShadowLayer, WfqConfig, WfqLayer,
     config::{AdaptiveConcurrencyConfig, EdgeConfig, Law},
+    deadline::FromRequest,
     edge,
     saturation::Work,
 };
@@ -269,7 +270,10 @@ pub fn wfq(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
         true => |_: &Asked| None,
         false => tenant::<String>,
     };
-    let layer = WfqLayer::new(config, find).name(name);
+    let layer = WfqLayer::new(config, find)
+        .priority(|request: &Asked| request.extensions().get().copied().unwrap_or_default())
+        .deadline(FromRequest)
+        .name(name);
     let control = Control::Wfq(layer.handle());
     match rng.once_in(3) {
         true => to_body_end(text, control, layer.hold_until_body_end()),
@@ -291,7 +295,10 @@ pub fn whole_edge(name: &'static str, mode: Mode, rng: &mut Rng) -> Drawn {
     let (config, max) = edge_config(mode, rng);
     let text = format!("{config:?}");
     let edge = edge().tenant(tenant::<String>).name(name);
-    let edge = edge.configured(&config).unwrap();
+    let mut edge = edge.configured(&config).unwrap();
+    if rng.once_in(2) {
+        edge = edge.priority(|head| head.extensions.get().copied().unwrap_or_default());
+    }
     let control = Control::Edge(edge.handle());
     match rng.below(4) {
         0 => Drawn::new(text, control, with_body(edge)),

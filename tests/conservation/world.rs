@@ -19,6 +19,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tower::{BoxError, util::BoxCloneService};
+use tower_backpressure::{Deadline, Priority};
 
 use crate::support::now;
 
@@ -216,6 +217,13 @@ impl World {
         };
         let mut request = Request::new(String::new());
         request.extensions_mut().insert(ticket);
+        if rng.once_in(2) {
+            request.extensions_mut().insert(rng.pick(&Priority::ALL));
+        }
+        if rng.once_in(4) {
+            let patience = self.mode.bound(rng, 100);
+            request.extensions_mut().insert(Deadline::within(patience));
+        }
         request
     }
 }

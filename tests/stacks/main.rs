@@ -12,3 +12,4 @@ mod panicking_wakers;
 mod shed_counts;
 mod shed_leaves_no_trace;
 mod spawned;
+mod who_waits;

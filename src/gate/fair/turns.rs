@@ -159,6 +159,8 @@ pub(crate) struct Began {
 pub(crate) struct From {
     arrival: Arrival,
     virtual_time: u128,
+    /// Whether it was counted by its priority.
+    is_counted: bool,
 }
 
 /// What there is for a waiter.
@@ -266,13 +268,14 @@ impl Gate<Fair<Turns>> {
         }
         // Others may wait that their tenant's own hold back.
         let (waited, virtual_time) = (room.waited(now, now), room.queue.virtual_time(lane));
-        self.published.note_started(lane);
+        let is_counted = self.published.note_started(lane);
         Came::Begins(Began {
             grant: room.start(arrival.who(), cost, now),
             waited,
             from: From {
                 arrival,
                 virtual_time,
+                is_counted,
             },
         })
     }
@@ -308,6 +311,9 @@ impl Gate<Fair<Turns>> {
         }
         let mut wakes = Wakes::default();
         let settles = self.grant_free(&mut slow, now, &mut wakes); // what it held back may be next
+        if from.is_counted {
+            self.published.forget_started(from.arrival.lane);
+        }
         let arrival = from.arrival.with(urgency);
         (
             self.wait_under(&mut slow, arrival, now),
