@@ -30,8 +30,14 @@ const FLOORED: [When; 2] = [When::Steady(3.0), When::Steady(6.0)];
 pub const LOADS: [f64; 4] = [0.9, 1.2, 2.0, 5.0];
 const PATIENT: [Stack; 3] = [Stack::Queue, Stack::Edge, Stack::Deadlines];
 
-const SPREADS: [Spread; 2] = [Spread::Exponential, Spread::Constant];
-pub const SIZES: [usize; 3] = [4, 16, 64];
+/// 64 workers with constant times are not among them: runs of those do not repeat exactly.
+pub const SERVERS: [(Spread, usize); 5] = [
+    (Spread::Exponential, 4),
+    (Spread::Exponential, 16),
+    (Spread::Exponential, 64),
+    (Spread::Constant, 4),
+    (Spread::Constant, 16),
+];
 const ORDERS: [Stack; 2] = [Stack::InOrder, Stack::Edge];
 
 /// A table, and what its lines are of.
@@ -67,11 +73,6 @@ fn parts() -> [Part; 4] {
         _ => String::new(),
     };
     let load = |load, stack| format!("{}: {}", times(load), named(stack));
-    let sizes = || {
-        SPREADS
-            .into_iter()
-            .flat_map(|spread| SIZES.map(|size| (spread, size)))
-    };
     let size = |(spread, size): (Spread, usize), stack| {
         let order = if stack == Stack::InOrder {
             "in order"
@@ -121,7 +122,7 @@ fn parts() -> [Part; 4] {
                 IMPATIENCE.as_millis()
             ),
             heads: &["p50", "in time", "rejected in"],
-            rows: rows(sizes(), ORDERS, |(spread, size)| Traffic::Impatient(spread, size), size),
+            rows: rows(SERVERS, ORDERS, |(spread, size)| Traffic::Impatient(spread, size), size),
             cells: |it| {
                 vec![format!("{:.1}×", it.slowed), tenths(it.useful), latency(it.rejection)]
             },
