@@ -1,7 +1,10 @@
-//! A service that can do 16 things at once, which nobody has told the limit. It finds out, and follows when
+//! An adaptive limit in front of a service with 16 workers, which nobody has told it. It finds the limit, and follows when
 //! half of the workers leave.
 //!
 //! `cargo run --example adaptive_concurrency` (takes six seconds)
+//!
+//! What to see: the limit falls from 100 to a little more than the number of workers, and latency with it from 60 ms to
+//! 15 ms, while as many requests are served as before. The last column says why the limit moved.
 
 use std::{
     convert::Infallible,

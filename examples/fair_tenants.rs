@@ -1,10 +1,11 @@
-//! An axum server that two customers share: one floods it, and the other does not notice.
+//! Weighted fair queueing on an axum server with two customers: one floods it, and the other does not notice.
 //!
 //! `cargo run --example fair_tenants`
 //!
 //! The server can work on four requests at once, 20 ms each: 200 requests a second. One customer keeps a
-//! hundred requests waiting, the other sends one now and then. First they wait in one line; then each in its
-//! own, and the server takes turns.
+//! hundred requests waiting, the other sends one now and then. First they wait in one queue, then each in its own.
+//!
+//! What to see: the median of the quiet customer falls from half a second to about 35 ms. The flood is served as before.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -1,10 +1,10 @@
-//! A gRPC server with mutual TLS, on which each team gets its share. Who a request is from is what its
-//! certificate says: a SPIFFE ID, that no client can choose.
+//! Fair queueing on a gRPC server with mutual TLS. The tenant of a request is the SPIFFE ID in its client's
+//! certificate, which no client can choose.
 //!
 //! `cargo run --features spiffe --example fair_tenants_mtls` (takes two seconds)
 //!
-//! One team sends more than twice what the server can do, and is told to slow down; the other does not
-//! notice.
+//! What to see: one team sends more than twice what the server can do, and half of its calls are rejected. The other team is
+//! served in about 15 ms, and none of its calls is rejected.
 
 use std::time::Duration;
 

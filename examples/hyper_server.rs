@@ -1,12 +1,14 @@
-//! A hyper server that strangers can reach: bounded in connections, in the time that a head may take, and in requests.
+//! A hyper server with bounds on connections, on the time for the head of a request, and on requests.
 //!
 //! `cargo run --release --features hyper,net --example hyper_server -- --addr 127.0.0.1:3000`
 //!
 //! ```sh
 //! wrk -c 400 -t 2 -d 10s 'http://127.0.0.1:3000/work?ms=50'
+//! curl http://127.0.0.1:3001/health
 //! ```
 //!
-//! Requests are stamped when hyper has decoded them, so the time that they wait for the limit counts towards their age.
+//! What to see: while `wrk` runs, the limit settles and what is over it is rejected with 503. Requests are stamped when hyper
+//! has decoded them, so the time that they wait in the runtime's queue counts towards their age.
 
 mod serve;
 

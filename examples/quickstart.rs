@@ -1,6 +1,9 @@
-//! A small service under a concurrency limit, asked for more than it can do.
+//! A concurrency limit of 10 in front of a small service that gets 25 requests at once.
 //!
 //! `cargo run --example quickstart`
+//!
+//! What to see: of each wave 10 are served and 15 are rejected, with the layer, the reason and when to retry. At the end,
+//! the snapshot of the limit.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! An axum server with a rate limit for each client address, and two clients that find out.
+//! A rate limit for each client address on an axum server, and two clients.
 //!
 //! `cargo run --example rate_limit_per_client`
 //!
-//! One client sends more than its quota allows, and is told to slow down; the other does not notice.
+//! What to see: one client sends more than its quota allows, and gets 429 with `retry-after`. The other is always served.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,9 +1,9 @@
-//! A client that retries, and two axum servers: one that limits its rate, and one that is down.
+//! A client that retries, and two axum servers: one limits its rate, the other is down.
 //!
 //! `cargo run --features retry --example retry_client`
 //!
-//! The first says when to come back, and everything gets through in the end. The second answers
-//! nothing, and gets a few requests more than without retries, instead of four times as many.
+//! What to see: the first server says when to retry, and every request that can be sent twice is served in the end. The
+//! second gets 124 requests for the 100 that were meant, and not 400: that is the retry budget.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A tonic server with the whole stack: the gRPC health service, and plain HTTP beside it.
+//! A tonic server with `edge()`: the gRPC health service, and plain HTTP beside it.
 //!
 //! `cargo run --release --features tonic --example tonic_server -- --addr 127.0.0.1:3000`
 //!
@@ -9,7 +9,8 @@
 //! curl http://127.0.0.1:3001/health
 //! ```
 //!
-//! A client that is refused sees RESOURCE_EXHAUSTED and when to come back; one that speaks HTTP sees 503.
+//! What to see: a rejected call gets RESOURCE_EXHAUSTED and when to retry; a rejected HTTP request gets 503 with
+//! `retry-after`. Each gRPC service is a tenant, so a flood of `/work` leaves room for health checks.
 
 mod serve;
 

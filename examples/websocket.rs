@@ -1,9 +1,9 @@
-//! An axum server with WebSockets: two may be open, and the next is closed with 1013 and told when to come back.
+//! WebSockets on an axum server: two may be open, and the next is closed with 1013 and told when to retry.
 //!
 //! `cargo run --release --features net --example websocket -- --addr 127.0.0.1:3000`, and open http://127.0.0.1:3000 in a browser.
 //!
-//! The page opens three sockets. A browser would say of a handshake that is refused only that it failed (1006); of a
-//! socket that is closed its script learns the code and the reason.
+//! What to see: the page opens three sockets, and shows the code and the reason of the one that is rejected. Of a handshake
+//! that fails, a browser would only say that it failed (1006).
 
 mod serve;
 

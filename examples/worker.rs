@@ -1,9 +1,12 @@
-//! A worker that claims a job only when it can work on it, most important first, and drains cleanly.
+//! A worker loop that claims a job only when it can work on it, most important first, and ends cleanly.
 //!
-//! `cargo run --example worker` ends by itself when all is done; Ctrl-C ends it earlier, and then what was
-//! begun is finished and the rest stays in the table. In a server the table is one in a database, and `claim`
-//! is an `UPDATE … WHERE id = (SELECT … FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING …`. It is not one of the
-//! branches of a `select!`: if it were dropped after it was committed, nobody would know of the job.
+//! `cargo run --example worker` ends by itself when all jobs are done. Ctrl-C ends it earlier: jobs that have begun are
+//! finished, and the rest stay in the table.
+//!
+//! What to see: never more jobs in flight than permits, a job that panics gives its permit back, and nothing is claimed that
+//! could not start. In a server the table is one in a database, and `claim` is an
+//! `UPDATE … WHERE id = (SELECT … FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING …`. It is not one of the branches of a
+//! `select!`: if it were dropped after it was committed, nobody would know of the job.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -28,6 +28,9 @@
 //! For an HTTP or gRPC service say [`.classify(ByStatus)`](AdaptiveConcurrencyLayer::classify): otherwise
 //! a 500 that took no time counts as a quick success.
 //!
+//! **When not to use it:** where the number is known and stays: a [`ConcurrencyLimitLayer`](crate::ConcurrencyLimitLayer) is exact and
+//! cheaper. Nor around requests that wait for news: let them pass by it, with a [`BypassLayer`](crate::BypassLayer).
+//!
 //! # Which law
 //! | law | goes by | for |
 //! | --- | --- | --- |
@@ -71,8 +74,8 @@
 //!
 //! # Behaviour
 //! As [`concurrency_limit`](crate::concurrency_limit): `poll_ready` reserves a permit and is `Pending` at
-//! the limit, callers that wait are served in their order, waits are bounded by [`max_waiting`] (1024
-//! unless set) and [`max_wait`]. When the limit shrinks, nothing in flight is disturbed, and nothing is
+//! the limit, callers that wait are served in their order, waits are bounded by [`max_waiting`] (default
+//! 1024) and [`max_wait`]. When the limit shrinks, nothing in flight is disturbed, and nothing is
 //! admitted until less is in flight than the new limit, however many wait.
 //!
 //! A request is timed from `call` to its response, so a wait for a permit is not part of it. Of HTTP that is
@@ -178,7 +181,7 @@ impl AdaptiveConcurrencyLayer {
     /// As this config says.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &AdaptiveConcurrencyConfig) -> Result<Self, ConfigError> {
         let layer = Self::named(config.law);
         layer.start_over(config)?;
@@ -221,13 +224,13 @@ impl<C, H> AdaptiveConcurrencyLayer<C, H> {
         self
     }
 
-    /// At most so many callers wait; the next one is refused. 1024 unless set; with 0 nobody waits.
+    /// At most so many callers wait; the next one is refused. Default: 1024; with 0 nobody waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.gate.bounds.set_max_waiting(max_waiting);
         self
     }
 
-    /// Nobody waits longer than this; who has is refused. No bound unless set. It needs what
+    /// Nobody waits longer than this; who has is refused. Default: no bound. It needs what
     /// [`ConcurrencyLimitLayer::max_wait`](crate::ConcurrencyLimitLayer::max_wait) needs.
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.gate.bounds.set_max_wait(Some(max_wait));
@@ -481,7 +484,7 @@ impl Handle {
     /// the config pins it.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &AdaptiveConcurrencyConfig) -> Result<(), ConfigError> {
         let bounds = config.bounds()?;
         self.set_max_waiting(config.max_waiting);

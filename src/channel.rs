@@ -27,6 +27,13 @@
 //! # }
 //! ```
 //!
+//! # When to use it
+//! Between a service and the tasks that work for it. Put a [`SaturationLayer`](crate::SaturationLayer) over it, so that requests
+//! are rejected before it is full.
+//!
+//! **When not to use it:** where the queue has to survive the process. Then it is a table or a broker, and a
+//! [probe](crate::saturation) tells how full that is.
+//!
 //! # What to do when it is full
 //! ```text
 //! Is anything wrong if the message is lost?

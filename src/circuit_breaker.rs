@@ -39,6 +39,8 @@
 //! For many endpoints behind one client there is a
 //! [circuit for each](crate::keyed_circuit_breaker).
 //!
+//! **When not to use it:** around your own server. A breaker is for what it depends on.
+//!
 //! # Behaviour
 //! ```text
 //!  closed ── 5 failures in a row ──► open ── after 30 s, one request probes ──► half-open
@@ -120,7 +122,7 @@ impl CircuitBreakerLayer {
     /// One circuit for everything that is made from this value.
     ///
     /// # Panics
-    /// If the settings make no sense: see [`CircuitBreakerConfig`].
+    /// If a setting is not allowed: see [`CircuitBreakerConfig`].
     pub fn new(config: CircuitBreakerConfig) -> Self {
         let settings = config.settings();
         let settings = settings.unwrap_or_else(|error| panic!("CircuitBreakerConfig: {error}"));
@@ -289,7 +291,7 @@ impl Handle {
     /// new cooldown from now. A window of another length starts empty.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &CircuitBreakerConfig) -> Result<(), ConfigError> {
         self.circuit.set(config.settings()?);
         Ok(())

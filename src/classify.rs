@@ -35,11 +35,16 @@ const FEW: usize = 4;
 /// ```
 ///
 /// A request that is cancelled has no result and is never asked about: it says nothing.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not classify responses of type `{Res}`",
+    note = "take `ByResult`, `ByStatus` for an `http::Response`, or a closure `|result: Result<&{Res}, &BoxError>| Outcome::Success`"
+)]
 pub trait Classify<Res>: Clone {
     /// What it says.
     fn classify(&self, result: Result<&Res, &BoxError>) -> Outcome;
 }
 
+#[diagnostic::do_not_recommend]
 impl<Res, F> Classify<Res> for F
 where
     F: Fn(Result<&Res, &BoxError>) -> Outcome + Clone,

@@ -35,6 +35,9 @@
 //! on each request to see what happened before that: [`SubmittedAtLayer`](crate::SubmittedAtLayer). With
 //! one tenant and nothing in front, a queue with a `max_wait` of 200 ms does as well.
 //!
+//! **When not to use it:** where no request waits: behind a [`LoadShedLayer`](crate::LoadShedLayer) there is nothing to reject by age. In an
+//! [`edge()`](fn@crate::edge) it is contained.
+//!
 //! # What is measured
 //! ```text
 //!  stamp        other layers,         Wfq                   its turn,                                   response
@@ -453,7 +456,7 @@ impl Handle {
     /// `max_concurrency`; one that was stays narrow, within the new bounds.
     ///
     /// # Errors
-    /// If it makes no sense, as in [`CoDelLayer::new`]; nothing changes.
+    /// If a setting is not allowed, as in [`CoDelLayer::new`]; nothing changes.
     pub fn apply(&self, config: &CoDelConfig) -> Result<(), ConfigError> {
         self.gate.set(config.settings()?);
         Ok(())

@@ -25,6 +25,10 @@
 //! cores, a licence. Put a [`LoadShedLayer`](crate::LoadShedLayer) outside it to refuse rather than
 //! to wait.
 //!
+//! **When not to use it:** where the number would be a guess, or changes: take an
+//! [`AdaptiveConcurrencyLayer`](crate::AdaptiveConcurrencyLayer). For a number of each client, take a
+//! [`KeyedConcurrencyLimitLayer`](crate::KeyedConcurrencyLimitLayer).
+//!
 //! # Behaviour
 //! `poll_ready` reserves a permit and is `Pending` at the limit; `call` uses it; it is given back
 //! when the response future completes or is dropped (see [`hold_until_body_end`] to keep it longer).
@@ -114,7 +118,7 @@ impl ConcurrencyLimitLayer {
     /// As this config says.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &ConcurrencyLimitConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let layer = Self::new(config.limit);
@@ -125,13 +129,13 @@ impl ConcurrencyLimitLayer {
 
 /// These settings are the limit's, not the layer value's: they apply to everything on this limit.
 impl<H> ConcurrencyLimitLayer<H> {
-    /// At most so many callers wait; the next one is refused. 1024 unless set; with 0 nobody waits.
+    /// At most so many callers wait; the next one is refused. Default: 1024; with 0 nobody waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.gate.bounds.set_max_waiting(max_waiting);
         self
     }
 
-    /// Nobody waits longer than this; who has is refused. No bound unless set.
+    /// Nobody waits longer than this; who has is refused. Default: no bound.
     ///
     /// It needs a tokio runtime with time enabled wherever the service is polled (without one, polling a
     /// full service panics), and a timer of some 100 bytes for each caller that waits.
@@ -295,7 +299,7 @@ impl Handle {
     /// Changes everything to what this config says, as the functions below do one at a time.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &ConcurrencyLimitConfig) -> Result<(), ConfigError> {
         config.check()?;
         self.set_max_waiting(config.max_waiting);

@@ -72,7 +72,7 @@
 //!
 //! **All or nothing.** `apply` checks the whole config before it changes anything. Settings that depend on each
 //! other (`target` and `interval`, bounds and law, weights) change under one lock, so that nobody decides by a
-//! mix that makes no sense. What has been read has been checked, and is not refused any more: if a file
+//! mix of old and new. What has been read has been checked, and is not refused any more: if a file
 //! has several configs, read all of it first, then apply each. Whoever applies from two places at once may
 //! get some settings of each.
 //!
@@ -90,7 +90,7 @@
 //! JSON's `null` is as if the field was left out.
 //!
 //! # Fields
-//! | config, for | field | unless set | allowed |
+//! | config, for | field | default | allowed |
 //! | --- | --- | --- | --- |
 //! | [`ConcurrencyLimitConfig`], [`ConcurrencyLimitLayer`] | `limit` | has to be | at least 1 |
 //! | | `max_waiting` | 1024 | any number |
@@ -139,7 +139,7 @@
 //! | | `prefix` | `"backpressure"` | 1 to 64 of `A-Z a-z 0-9 - _ . : /` |
 //! | | `timeout` | `"50ms"` | more than 0 |
 //! | | `fallback` | `"local"` | `"local"`, `"open"`, `"closed"` |
-//! | `RetryConfig`, `RetryPolicy` (feature `retry`) | `backoff` | | a table: `kind` `"exponential"` (unless set), `"linear"` or `"fixed"`; `base` `"100ms"`, more than 0, at most `max`; `max` `"10s"`, not for `fixed`; `increment`, for `linear` |
+//! | `RetryConfig`, `RetryPolicy` (feature `retry`) | `backoff` | | a table: `kind` `"exponential"` (the default), `"linear"` or `"fixed"`; `base` `"100ms"`, more than 0, at most `max`; `max` `"10s"`, not for `fixed`; `increment`, for `linear` |
 //! | | `budget` | | a table: `percent` 20, at most 1000; `per_second` 1; `burst` 100, at least 1 |
 //! | | `max_retries` | 3 | any number |
 //! | | `max_elapsed` | `"1m"` | any time |

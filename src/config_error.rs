@@ -1,8 +1,8 @@
-//! What is said to a value that makes no sense.
+//! The error for a value that is not allowed.
 
 use std::{error::Error, fmt};
 
-/// A value given at run time makes no sense; nothing was changed.
+/// A value given at run time is not allowed; nothing was changed.
 ///
 /// Handles give it for values that arrive while the server runs, and so do [configs](crate::config) that
 /// are read from a file. Constructors, which take literals, panic with the same text.

@@ -25,6 +25,8 @@
 //! A limit alone is not enough. Without one, a connection that sends nothing costs a little memory; with one, it takes a
 //! place from the others. So connections have to be bounded in time too.
 //!
+//! **When not to use it:** as the only limit: one connection can carry many requests. Put an [`edge()`](fn@crate::edge) behind it.
+//!
 //! # The time until the first request
 //! A connection that has not sent the whole head of its first request in time is closed: it reads an error, which ends
 //! it in every server, and its permit is released. Sending a byte now and then does not help, nor does the preface of

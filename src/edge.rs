@@ -11,6 +11,13 @@
 //! # let _ = (app, handle);
 //! ```
 //!
+//! # When to use it
+//! In front of an HTTP or gRPC server that strangers can reach. It needs no number.
+//!
+//! **When not to use it:** where you answer rejections yourself: [`gates`](Edge::gates) is the same without the responses. Where one bound is
+//! all that is needed: take a [`ConcurrencyLimitLayer`](crate::ConcurrencyLimitLayer). For a quota of each client:
+//! put a [`KeyedRateLimitLayer`](crate::KeyedRateLimitLayer) outside it.
+//!
 //! # What it does
 //! An edge is one gate with a waiting room:
 //!

@@ -102,7 +102,7 @@ impl<K> KeyedCircuitBreakerLayer<K> {
     /// find it.
     ///
     /// # Panics
-    /// If the settings make no sense: see [`CircuitBreakerConfig`].
+    /// If a setting is not allowed: see [`CircuitBreakerConfig`].
     pub fn new(config: CircuitBreakerConfig, key: K) -> Self {
         let settings = config.settings();
         let settings = settings.unwrap_or_else(|error| panic!("CircuitBreakerConfig: {error}"));
@@ -116,7 +116,7 @@ impl<K> KeyedCircuitBreakerLayer<K> {
     /// As this config says.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &KeyedCircuitBreakerConfig, key: K) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self::new(config.circuit.clone(), key).max_keys(config.max_keys))
@@ -133,7 +133,7 @@ impl<K, C> KeyedCircuitBreakerLayer<K, C> {
         }
     }
 
-    /// At most so many keys are remembered: 10 000 unless set.
+    /// At most so many keys are remembered: by default 10 000.
     pub fn max_keys(self, max_keys: usize) -> Self {
         self.circuits.set_max_keys(max_keys);
         self
@@ -257,7 +257,7 @@ impl Handle {
     /// are. They are judged as by [`circuit_breaker::Handle::apply`](crate::circuit_breaker::Handle::apply).
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &KeyedCircuitBreakerConfig) -> Result<(), ConfigError> {
         let settings = config.circuit.settings()?;
         self.circuits.set(settings, config.max_keys);

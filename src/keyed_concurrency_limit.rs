@@ -125,7 +125,7 @@ impl<K> KeyedConcurrencyLimitLayer<K> {
     /// As this config says; `key` is as for [`new`](Self::new).
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &KeyedConcurrencyLimitConfig, key: K) -> Result<Self, ConfigError> {
         config.check()?;
         let layer = Self::new(config.limit, key);
@@ -154,13 +154,13 @@ impl<K, H> KeyedConcurrencyLimitLayer<K, H> {
         self
     }
 
-    /// At most so many requests of one key wait. As many as of all, unless set.
+    /// At most so many requests of one key wait. Default: as many as of all.
     pub fn max_waiting_per_key(self, max_waiting: usize) -> Self {
         self.handle.gates.set_max_waiting_per_key(max_waiting);
         self
     }
 
-    /// Nobody waits longer than this; who has is refused. No bound unless set. It needs what
+    /// Nobody waits longer than this; who has is refused. Default: no bound. It needs what
     /// [`ConcurrencyLimitLayer::max_wait`](crate::ConcurrencyLimitLayer::max_wait) needs.
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.handle.gates.set_max_wait(Some(max_wait));
@@ -345,7 +345,7 @@ impl Handle {
     /// own any more, even if it was given one by hand.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &KeyedConcurrencyLimitConfig) -> Result<(), ConfigError> {
         config.check()?;
         let fingerprint = |key: &str| self.gates.fingerprint(Some(key));

@@ -156,7 +156,7 @@ impl<K> KeyedRateLimitLayer<K> {
     /// As this config says; `key` is as for [`new`](Self::new).
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &KeyedRateLimitConfig, key: K) -> Result<Self, ConfigError> {
         config.check()?;
         let layer = Self::new(config.rate, key);
@@ -201,7 +201,7 @@ impl<K> KeyedRateLimitLayer<K> {
         }
     }
 
-    /// At most so many keys have a bucket at once: 100 000 unless set.
+    /// At most so many keys have a bucket at once: by default 100 000.
     pub fn max_keys(self, max_keys: usize) -> Self {
         self.handle.buckets.set_max_keys(max_keys);
         self
@@ -213,7 +213,7 @@ impl<K> KeyedRateLimitLayer<K> {
         self
     }
 
-    /// At most so many requests wait, of all keys together: 1024 unless set.
+    /// At most so many requests wait, of all keys together: by default 1024.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.handle.buckets.bounds.set_max_waiting(max_waiting);
         self
@@ -349,7 +349,7 @@ impl Handle {
     /// comes with a full bucket if there never was one; if the config has none, there is none any more.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &KeyedRateLimitConfig) -> Result<(), ConfigError> {
         config.check()?;
         let bounds = &self.buckets.bounds;

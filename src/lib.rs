@@ -18,7 +18,7 @@
 //! # Guide
 //! Start with [`guide::choosing`] (which layer do I need?), [`guide::migration`] (from tower's own layers, `tower_governor`,
 //! tower-resilience or Envoy) and [`guide::deploying`] (what goes around it in a server). [`guide`] has the other pages:
-//! stacking, tuning, a runbook, what is promised, ten questions, a comparison, the design decisions and a glossary.
+//! stacking, tuning, priorities and deadlines, a runbook, what is promised, ten questions, a comparison, the design decisions and a glossary.
 //!
 //! # Which layer when
 //! | you want | use |
@@ -31,6 +31,8 @@
 //! | a rate for each client | [`KeyedRateLimitLayer`] |
 //! | each tenant to get its share, whatever others send | [`WfqLayer`] outside the limit |
 //! | a burst to wait, but no standing queue | [`CoDelLayer`] between the queue and the limit |
+//! | no work on requests whose client has given up | [`DeadlineLayer`] outside the queues |
+//! | important requests first under overload | [`PriorityLayer`] outside the queues |
 //! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
 //! | one rate, or one number of requests at once, for all replicas together | `Fleet` (feature `redis`) |
 //! | a bounded queue inside the process, that says how full it is | [`channel`] |

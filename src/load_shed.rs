@@ -27,6 +27,9 @@
 //! `Router::layer` puts a service that is always ready around each layer, and nothing would be shed
 //! through that.
 //!
+//! **When not to use it:** where a burst is better served a little late than rejected: let it wait, with the `max_waiting` and `max_wait` of
+//! the limit, or with a [`CoDelLayer`](crate::CoDelLayer).
+//!
 //! # Behaviour
 //! Always ready. If the inner service was not, `call` answers with [`Overloaded`] and the inner
 //! service is not called. If it was a layer of this crate that was not ready, the refusal carries

@@ -148,7 +148,7 @@ impl Overloaded {
         self.reason
     }
 
-    /// When it makes sense to try again, as the layer that refused estimates it. Never zero.
+    /// When to try again, as the layer that rejected estimates it. Never zero.
     ///
     /// It is a hint, not a promise: whoever passes it on to many clients should add some jitter.
     pub fn retry_after(&self) -> Duration {

@@ -115,7 +115,7 @@ impl RateLimitLayer {
     /// As this config says.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &RateLimitConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let layer = Self::new(config.rate);
@@ -123,13 +123,13 @@ impl RateLimitLayer {
         Ok(layer)
     }
 
-    /// At most so many callers wait; the next one is refused. 1024 unless set; with 0 nobody waits.
+    /// At most so many callers wait; the next one is refused. Default: 1024; with 0 nobody waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.bucket.bounds.set_max_waiting(max_waiting);
         self
     }
 
-    /// Nobody waits longer than this; who would have to is refused at once. No bound unless set.
+    /// Nobody waits longer than this; who would have to is refused at once. Default: no bound.
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.bucket.bounds.set_max_wait(Some(max_wait));
         self
@@ -249,7 +249,7 @@ impl Handle {
     /// Changes everything to what this config says, as the functions below do one at a time.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &RateLimitConfig) -> Result<(), ConfigError> {
         config.check()?;
         self.set_max_waiting(config.max_waiting);

@@ -21,6 +21,8 @@
 //! axum asks for: without it the compiler says ``the trait bound `Infallible: From<Box<dyn Error + Send +
 //! Sync>>` is not satisfied``.
 //!
+//! **When not to use it:** in a client or a worker: there the caller wants the error, with [`Overloaded::find`](crate::Overloaded::find).
+//!
 //! # Behaviour
 //! | the request | the answer to [`Overloaded`] |
 //! | --- | --- |

@@ -34,6 +34,8 @@
 //! three retries at each of three layers are 64 requests for one. A server that refuses with the layers
 //! of this crate says when to come back, and this is the client that listens.
 //!
+//! **When not to use it:** where the caller retries as well, and not for work that must not be done twice.
+//!
 //! # Behaviour
 //! An answer is [judged](Judge) by its head ([`ByAnswer`] has the table). What is worth a retry is sent
 //! again if all of this holds; otherwise the caller gets the answer at once, as it came:
@@ -48,12 +50,12 @@
 //!   further-in`, or by [`rejected_here`](crate::Overloaded::rejected_here).
 //! - **Its body can be sent twice**: see [`Replay`]. Extensions, headers and version go along.
 //! - **The server did not forbid it**, by a gRPC pushback that is negative or cannot be read.
-//! - **It has retries left**: [`max_retries`](RetryPolicy::max_retries), 3 unless set.
+//! - **It has retries left**: [`max_retries`](RetryPolicy::max_retries), 3 by default.
 //! - **It was not an open circuit** of a [breaker](crate::circuit_breaker) in the client, unless that stays open for less
 //!   than the next backoff. To wait for it takes the caller's time, and all who waited would come back together when it
 //!   is over; the caller is told at once, and can do something else.
 //! - **It would be in time**: before the [`Deadline`] in its extensions, and before
-//!   [`max_elapsed`](RetryPolicy::max_elapsed) since it was first sent, a minute unless set.
+//!   [`max_elapsed`](RetryPolicy::max_elapsed) since it was first sent, a minute by default.
 //! - **The budget has something left**: a [`RetryBudget`] that all requests share.
 //!
 //! # How long it waits
@@ -165,7 +167,7 @@ impl RetryPolicy {
     /// As this config says.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &RetryConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let policy = Self::new(config.backoff).budget(config.budget);
@@ -206,13 +208,13 @@ impl Default for RetryPolicy {
 
 /// These settings are what clones share: one that was made before gets them too.
 impl<J, P> RetryPolicy<J, P> {
-    /// How often a request is sent again at most; 0 turns retries off. 3 unless set.
+    /// How often a request is sent again at most; 0 turns retries off. Default: 3.
     pub fn max_retries(self, retries: u32) -> Self {
         lock(&self.shared.state).settings.max_retries = retries.into();
         self
     }
 
-    /// How long after a request was first sent its last retry may be made. A minute unless set: without
+    /// How long after a request was first sent its last retry may be made. Default: a minute. Without
     /// a bound, a server that says `retry-after: 86400` has its callers wait until tomorrow.
     /// `Duration::MAX` is no bound.
     pub fn max_elapsed(self, time: Duration) -> Self {
@@ -220,8 +222,8 @@ impl<J, P> RetryPolicy<J, P> {
         self
     }
 
-    /// How many retries there may be of all requests together. 20 % of them, and one each second,
-    /// unless set. It is full.
+    /// How many retries there may be of all requests together. Default: 20 % of them, and one
+    /// each second. It is full.
     pub fn budget(self, budget: RetryBudget) -> Self {
         lock(&self.shared.state).budget = budget;
         self
@@ -443,7 +445,7 @@ impl Handle {
     /// saved up stays, as far as the new one lets it.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &RetryConfig) -> Result<(), ConfigError> {
         config.check()?;
         let now = self.shared.clock.nanos();

@@ -39,6 +39,9 @@
 //! sees that the work piles up behind it. Refusing it before anything was enqueued is the safe place:
 //! nothing has been begun that could be lost or done twice.
 //!
+//! **When not to use it:** for requests that wait inside the process until they are served: that wait is seen by a
+//! [`CoDelLayer`](crate::CoDelLayer), and bounded by the limits.
+//!
 //! # Behaviour
 //! Each probe gives a queue's depth and its soft limit. The worst ratio of all decides:
 //!
@@ -130,7 +133,7 @@ impl SaturationLayer {
     /// As this config says. It has no probes yet.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &SaturationConfig) -> Result<Self, ConfigError> {
         let layer = Self::new();
         layer.handle().apply(config)?;
@@ -208,7 +211,7 @@ impl<C> SaturationLayer<C> {
         self
     }
 
-    /// How long a look at the probes is good for: 10 ms unless set, which a queue that is worth a soft
+    /// How long a look at the probes is good for: by default 10 ms, which a queue that is worth a soft
     /// limit does not fill up in. With 0 each request looks, unless another one is looking.
     pub fn sample_every(self, every: Duration) -> Self {
         self.watch.set_every(every);
@@ -331,7 +334,7 @@ impl Handle {
     /// Changes everything to what this config says. The probes are looked at again by the next request.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &SaturationConfig) -> Result<(), ConfigError> {
         self.watch.set_thresholds(config.thresholds)?;
         self.watch.set_every(config.sample_every);

@@ -35,6 +35,9 @@
 //! a day, and look what it would have done. [`Edge::shadow`](crate::Edge::shadow) is the whole stack on
 //! trial.
 //!
+//! **When not to use it:** to find out what a server can do: a dry run tells what would have been rejected under the load that there is. For
+//! the other question send it more load, or use the overload lab.
+//!
 //! # Behaviour
 //! Each request goes to the inner service at once, as if there were no layer. A likeness of it goes through the
 //! layers on trial: it is refused at once, or waits in a task of its own, or gets to a stand-in for the service,
@@ -270,6 +273,7 @@ impl<B, C> Likeness<Request<B>, Response<C>> for OfHttp {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<R, Res, Q, F> Likeness<R, Res> for F
 where
     F: Fn(&R) -> Q,

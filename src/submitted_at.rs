@@ -32,6 +32,9 @@
 //! What happens before is not seen: the time in the kernel's backlog, in the buffers of the connection,
 //! and until the executor gets to it.
 //!
+//! **When not to use it:** for an [`edge()`](fn@crate::edge) alone, which counts from when a request reaches it: only if something further out
+//! takes time.
+//!
 //! # Behaviour
 //! A request that has a stamp keeps it: the outermost one counts, and the layer may be there twice. The
 //! stamp is an extension of the request, which clients cannot set; no header is looked at unless
@@ -131,6 +134,7 @@ pub trait ExtractSubmittedAt<R> {
     fn submitted_at(&self, request: &R) -> Option<SubmittedAt>;
 }
 
+#[diagnostic::do_not_recommend]
 impl<R, F> ExtractSubmittedAt<R> for F
 where
     F: Fn(&R) -> Option<SubmittedAt>,
@@ -176,7 +180,7 @@ impl SubmittedAtLayer {
     /// by their size, with or without a fraction and with or without `t=` in front: `t=1700000000.123` as
     /// nginx writes it, `1700000000123`, `t=1700000000123456`.
     ///
-    /// A time in the future is not believed, nor is anything else that makes no sense, nor are two
+    /// A time in the future is not believed, nor is a header that cannot be read, nor are two
     /// values: such a request is stamped with the time at which it came, and [counted](Snapshot). One
     /// longer ago than [`MAX_AGE`] is taken for that.
     ///

@@ -38,6 +38,9 @@
 //! `Router::layer` called twice, a [`LoadShedLayer`](crate::LoadShedLayer)), nobody ever waits and there is
 //! nothing to schedule.
 //!
+//! **When not to use it:** for a contract that says how much each may ask for: that is a [`KeyedRateLimitLayer`](crate::KeyedRateLimitLayer).
+//! In an [`edge()`](fn@crate::edge) it is contained.
+//!
 //! # Behaviour
 //! [`ExtractTenant`] finds whose request it is. Always ready; a request waits in its response future. It is
 //! sent at once if nobody waits and the inner service is ready. Otherwise it queues behind its tenant's

@@ -38,25 +38,36 @@ const END: Duration = Duration::from_secs(20);
 
 /// Listens on what follows `--addr`, and limits the connections.
 pub async fn listen() -> Result<ConnectionLimit<TcpListener>, Box<dyn Error>> {
+    listen_within(&ConcurrencyLimitLayer::new(CONNECTIONS).name("connections")).await
+}
+
+/// The same, with a limit of the server's own.
+pub async fn listen_within(
+    connections: &ConcurrencyLimitLayer,
+) -> Result<ConnectionLimit<TcpListener>, Box<dyn Error>> {
     let listener = TcpListener::bind(addr()?).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    let connections = ConcurrencyLimitLayer::new(CONNECTIONS).name("connections");
     Ok(ConnectionLimit::new(listener, connections.handle()).head_timeout(HEAD))
 }
 
-/// Answers `/health` on a listener of its own, at the next port. It is answered while no more connections are accepted on
-/// the other one. It has no limits: let the platform reach this port, and nobody else.
+/// Answers `/health` on a listener of its own: see [`internal`].
 pub async fn health<F>(addr: SocketAddr, report: F) -> Result<(), Box<dyn Error>>
 where
     F: Fn() -> String + Clone + Send + Sync + 'static,
 {
+    let app = Router::new().route("/health", get(move || async move { report() }));
+    internal(addr, app).await
+}
+
+/// Serves this on a listener of its own, at the next port: it answers while no more connections are accepted on the other
+/// one. It has no limits: let the platform reach this port, and nobody else.
+pub async fn internal(addr: SocketAddr, app: Router) -> Result<(), Box<dyn Error>> {
     let port = addr.port().checked_add(1).ok_or("the port is too high")?;
     let listener = match TcpListener::bind((addr.ip(), port)).await {
         Ok(listener) => listener,
         Err(_) => TcpListener::bind((addr.ip(), 0)).await?, // it is in use
     };
     println!("health at http://{}/health", listener.local_addr()?);
-    let app = Router::new().route("/health", get(move || async move { report() }));
     tokio::spawn(async move { axum::serve(listener, app).await });
     Ok(())
 }

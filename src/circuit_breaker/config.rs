@@ -89,7 +89,7 @@ impl CircuitBreakerConfig {
         self
     }
 
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
     /// The first field that does not, and what is allowed.

@@ -85,7 +85,7 @@ impl CoDelConfig {
         self
     }
 
-    /// Whether it makes sense, as [`CoDelLayer::new`](super::CoDelLayer::new) has it.
+    /// Checks that every field is in its range, as [`CoDelLayer::new`](super::CoDelLayer::new) has it.
     ///
     /// # Errors
     /// The first field that does not, and what is allowed.

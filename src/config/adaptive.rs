@@ -12,21 +12,21 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdaptiveConcurrencyConfig {
-    /// What moves the limit. [`Law::Vegas`] unless set.
+    /// What moves the limit. Default: [`Law::Vegas`].
     pub law: Law,
-    /// The limit never falls below this. At least 1. The law's own unless set, or what is nearest to it if
+    /// The limit never falls below this. At least 1. Default: the law's own, or what is nearest to it if
     /// that contradicts what is.
     pub min: Option<usize>,
     /// The limit when the layer is made; a limit that is in use goes on from where it is. From `min` to
-    /// `max`. The law's own unless set.
+    /// `max`. Default: the law's own.
     pub initial: Option<usize>,
-    /// The limit never rises above this. The law's own unless set.
+    /// The limit never rises above this. Default: the law's own.
     pub max: Option<usize>,
-    /// The limit is this, whatever the law says, within the bounds or not. At least 1. Not pinned unless set.
+    /// The limit is this, whatever the law says, within the bounds or not. At least 1. Default: not pinned.
     pub pinned: Option<usize>,
-    /// At most so many callers wait. 1024 unless set.
+    /// At most so many callers wait. Default: 1024.
     pub max_waiting: usize,
-    /// Nobody waits longer than this. No bound unless set.
+    /// Nobody waits longer than this. Default: no bound.
     pub max_wait: Option<Duration>,
 }
 
@@ -72,10 +72,10 @@ impl Default for AdaptiveConcurrencyConfig {
 }
 
 impl AdaptiveConcurrencyConfig {
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.bounds().map(drop)
     }

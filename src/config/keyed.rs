@@ -13,11 +13,11 @@ use crate::{
 pub struct KeyedRateLimitConfig {
     /// The rate of each key that has none of its own. It has to be given.
     pub rate: Rate,
-    /// A rate for all keys together. None unless set.
+    /// A rate for all keys together. Default: none.
     pub global: Option<Rate>,
-    /// At most so many keys have a bucket at once. 100 000 unless set.
+    /// At most so many keys have a bucket at once. Default: 100 000.
     pub max_keys: usize,
-    /// At most so many requests wait, of all keys together. 1024 unless set.
+    /// At most so many requests wait, of all keys together. Default: 1024.
     pub max_waiting: usize,
     /// Requests wait for a token that is there within this time. Nobody waits unless it is set.
     pub max_wait: Option<Duration>,
@@ -35,10 +35,10 @@ impl KeyedRateLimitConfig {
         }
     }
 
-    /// Whether it makes sense. So far all do: a [`Rate`] that does not cannot be made.
+    /// Checks that every field is in its range. Always so today: a [`Rate`] that is not cannot be made.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         Ok(())
     }
@@ -51,13 +51,13 @@ pub struct KeyedConcurrencyLimitConfig {
     /// At most so many requests in flight for each key that has no limit of its own. At least 1; it has to
     /// be given.
     pub limit: usize,
-    /// Limits of their own, each at least 1, for keys that are strings. At most 100 000; none unless set.
+    /// Limits of their own, each at least 1, for keys that are strings. At most 100 000. Default: none.
     pub limits: BTreeMap<String, usize>,
-    /// At most so many requests wait, of one key or of all together. 10 000 unless set.
+    /// At most so many requests wait, of one key or of all together. Default: 10 000.
     pub max_waiting: usize,
-    /// At most so many requests of one key wait. As many as of all, unless set.
+    /// At most so many requests of one key wait. Default: as many as of all.
     pub max_waiting_per_key: Option<usize>,
-    /// Nobody waits longer than this. No bound unless set.
+    /// Nobody waits longer than this. Default: no bound.
     pub max_wait: Option<Duration>,
 }
 
@@ -73,10 +73,10 @@ impl KeyedConcurrencyLimitConfig {
         }
     }
 
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         check_limit(self.limit)?;
         for (key, limit) in &self.limits {
@@ -96,7 +96,7 @@ impl KeyedConcurrencyLimitConfig {
 pub struct KeyedCircuitBreakerConfig {
     /// What the circuit of each key holds to. In a file its fields stand beside `max_keys`.
     pub circuit: CircuitBreakerConfig,
-    /// At most so many keys are remembered. 10 000 unless set.
+    /// At most so many keys are remembered. Default: 10 000.
     pub max_keys: usize,
 }
 
@@ -111,10 +111,10 @@ impl Default for KeyedCircuitBreakerConfig {
 }
 
 impl KeyedCircuitBreakerConfig {
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.circuit.check()
     }

@@ -13,9 +13,9 @@ use crate::{
 pub struct ConcurrencyLimitConfig {
     /// At most so many requests in flight. At least 1; it has to be given.
     pub limit: usize,
-    /// At most so many callers wait. 1024 unless set.
+    /// At most so many callers wait. Default: 1024.
     pub max_waiting: usize,
-    /// Nobody waits longer than this. No bound unless set.
+    /// Nobody waits longer than this. Default: no bound.
     pub max_wait: Option<Duration>,
 }
 
@@ -29,10 +29,10 @@ impl ConcurrencyLimitConfig {
         }
     }
 
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         check_limit(self.limit)
     }
@@ -44,9 +44,9 @@ impl ConcurrencyLimitConfig {
 pub struct RateLimitConfig {
     /// So many requests in so much time. It has to be given.
     pub rate: Rate,
-    /// At most so many callers wait. 1024 unless set.
+    /// At most so many callers wait. Default: 1024.
     pub max_waiting: usize,
-    /// Nobody waits longer than this. No bound unless set.
+    /// Nobody waits longer than this. Default: no bound.
     pub max_wait: Option<Duration>,
 }
 
@@ -60,10 +60,10 @@ impl RateLimitConfig {
         }
     }
 
-    /// Whether it makes sense. So far all do: a [`Rate`] that does not cannot be made.
+    /// Checks that every field is in its range. Always so today: a [`Rate`] that is not cannot be made.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         Ok(())
     }

@@ -36,10 +36,10 @@ impl Default for EdgeConfig {
 }
 
 impl EdgeConfig {
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// The first field that does not, with its part (`codel.target`), and what is allowed.
+    /// The first field that is not, with its part (`codel.target`), and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self {
             wfq,
@@ -59,7 +59,7 @@ impl EdgeConfig {
 pub struct SaturationConfig {
     /// Where the levels begin. In a file its fields stand beside `sample_every`.
     pub thresholds: Thresholds,
-    /// How long a look at the probes is good for. 10 ms unless set.
+    /// How long a look at the probes is good for. Default: 10 ms.
     pub sample_every: Duration,
 }
 
@@ -74,10 +74,10 @@ impl Default for SaturationConfig {
 }
 
 impl SaturationConfig {
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         saturation::check(&self.thresholds)
     }
@@ -88,15 +88,15 @@ impl SaturationConfig {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RetryConfig {
-    /// How long to wait where a server says nothing. From 100 ms up to 10 s, doubling, unless set.
+    /// How long to wait where a server says nothing. Default: from 100 ms up to 10 s, doubling.
     pub backoff: crate::retry::Backoff,
-    /// How many retries there may be of all requests together. 20 % of them, and one each second, unless set.
+    /// How many retries there may be of all requests together. Default: 20 % of them, and one each second.
     pub budget: crate::retry::RetryBudget,
-    /// How often a request is sent again at most; 0 turns retries off. 3 unless set.
+    /// How often a request is sent again at most; 0 turns retries off. Default: 3.
     pub max_retries: u32,
-    /// How long after a request was first sent its last retry may be made. A minute unless set.
+    /// How long after a request was first sent its last retry may be made. Default: a minute.
     pub max_elapsed: Duration,
-    /// Whether up to half of each delay is added to it at random. On unless set.
+    /// Whether up to half of each delay is added to it at random. Default: on.
     pub jitter: bool,
 }
 
@@ -117,10 +117,10 @@ impl Default for RetryConfig {
 
 #[cfg(feature = "retry")]
 impl RetryConfig {
-    /// Whether it makes sense. So far all do: a backoff or a budget that does not cannot be made.
+    /// Checks that every field is in its range. Always so today: a backoff or a budget that is not cannot be made.
     ///
     /// # Errors
-    /// The first field that does not, and what is allowed.
+    /// The first field that is not, and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         Ok(())
     }

@@ -77,7 +77,7 @@ impl DeadlineLayer {
         self.set(|settings| settings.default_timeout = Some(timeout))
     }
 
-    /// No deadline is later than this after the request came, whatever the client says. No bound unless set.
+    /// No deadline is later than this after the request came, whatever the client says. Default: no bound.
     pub fn max_timeout(self, timeout: Duration) -> Self {
         self.set(|settings| settings.max_timeout = Some(timeout))
     }

@@ -31,7 +31,7 @@ impl Aimd {
         }
     }
 
-    /// The share of the limit that is left after a failure. 0.9 unless set.
+    /// The share of the limit that is left after a failure. Default: 0.9.
     ///
     /// # Panics
     /// Unless 0.5 ≤ `share` < 1.

@@ -67,7 +67,7 @@ impl Backoff {
         }
     }
 
-    /// If it makes no sense, which field it is and what that must be.
+    /// The first field that is not allowed, and what it must be.
     pub(crate) fn checked(
         growth: Growth,
         base: Duration,

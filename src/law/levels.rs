@@ -104,7 +104,7 @@ impl Thresholds {
         self
     }
 
-    /// If it makes no sense, which field it is and what that must be.
+    /// The first field that is not allowed, and what it must be.
     pub(crate) fn check(&self) -> Result<(), (&'static str, &'static str)> {
         // What is not a number fails every comparison.
         let checks = [

@@ -45,6 +45,10 @@ use std::{fmt, time::Duration};
 /// let layer = AdaptiveConcurrencyLayer::new(Halving { bounds, limit: 10 });
 /// assert_eq!(layer.handle().snapshot().permits.limit, 10);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the law of an adaptive limit",
+    note = "take `Vegas`, `Gradient2`, `Aimd`, one of them in `Windowed`, or a type of your own that implements `Limit`"
+)]
 pub trait Limit: Send + 'static {
     /// How many requests may be in flight now. 0 is taken as 1.
     fn limit(&self) -> usize;
@@ -140,7 +144,7 @@ impl Bounds {
         Self { min, initial, max }
     }
 
-    /// Which of them makes no sense, if one does.
+    /// Which of them is not allowed, if one is not.
     pub(crate) const fn fault(min: usize, initial: usize, max: usize) -> Option<&'static str> {
         if max == 0 {
             Some("max")

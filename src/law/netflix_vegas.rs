@@ -53,13 +53,13 @@ impl Default for NetflixVegas {
 
 /// Settings, for before it is used.
 impl NetflixVegas {
-    /// Below this estimated queue the limit grows. 3 · log₁₀ of the limit unless set.
+    /// Below this estimated queue the limit grows. Default: 3 · log₁₀ of the limit.
     pub fn alpha(mut self, alpha: usize) -> Self {
         self.alpha = Some(alpha as f64);
         self
     }
 
-    /// Above this estimated queue the limit shrinks. 6 · log₁₀ of the limit unless set.
+    /// Above this estimated queue the limit shrinks. Default: 6 · log₁₀ of the limit.
     pub fn beta(mut self, beta: usize) -> Self {
         self.beta = Some(beta as f64);
         self
@@ -78,7 +78,7 @@ impl NetflixVegas {
         self
     }
 
-    /// How much of each step is taken. 1 unless set.
+    /// How much of each step is taken. Default: 1.
     ///
     /// # Panics
     /// Unless 0 < `smoothing` ≤ 1.
@@ -105,7 +105,7 @@ impl NetflixVegas {
         self
     }
 
-    /// The seed of the jitter between probes. 0 unless set.
+    /// The seed of the jitter between probes. Default: 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.random = seed;
         self.draw_jitter();

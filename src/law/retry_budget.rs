@@ -47,7 +47,7 @@ impl RetryBudget {
     /// At most so many retries for each hundred requests, 0 among them: then there is only what time
     /// brings.
     ///
-    /// Time brings one each second, and 100 are saved up, unless set. A new budget is full: a client
+    /// By default time brings one each second, and 100 are saved up. A new budget is full: a client
     /// that has just been started may retry.
     ///
     /// # Panics
@@ -68,7 +68,7 @@ impl RetryBudget {
 
     /// How many retries each second brings, however few requests there are. Each process has a
     /// budget of its own: a thousand clients of a server that is down bring it a thousand times this.
-    /// 1 unless set, and may be 0.
+    /// Default: 1. It may be 0.
     pub fn per_second(self, retries: u32) -> Self {
         Self {
             floor: retries.into(),
@@ -76,7 +76,7 @@ impl RetryBudget {
         }
     }
 
-    /// How many retries are saved up at most, and may so come at once. 100 unless set.
+    /// How many retries are saved up at most, and may so come at once. Default: 100.
     ///
     /// # Panics
     /// If `retries` is 0, which would allow for none at all.

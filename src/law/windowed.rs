@@ -14,7 +14,7 @@ const TOLERATED: f64 = 0.1;
 /// A law that is fed one sample for each window: the mean round-trip time of what succeeded, the most
 /// that was in flight, and a failure if more than a tenth failed.
 ///
-/// A window is a second long unless set. One with fewer than ten samples says too little and is passed
+/// By default a window is a second long. One with fewer than ten samples says too little and is passed
 /// over.
 #[derive(Clone, Debug)]
 pub struct Windowed<L> {

@@ -162,6 +162,10 @@ impl fmt::Debug for Metrics {
 
 /// What [`Metrics`] can watch: the handle of every layer, of a channel and of a retry policy, and that of
 /// an [`edge`](mod@crate::edge).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no numbers to watch",
+    note = "watch the layer's handle: `metrics.watch(&layer.handle())`"
+)]
 pub trait Observe: Source + Clone + 'static {}
 
 /// One layer that is watched.

@@ -49,11 +49,16 @@ pub enum Verdict {
 /// });
 /// # let _ = policy;
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not judge responses of type `{Res}`",
+    note = "take a closure `|result: Result<&{Res}, &{E}>| Verdict::…`"
+)]
 pub trait Judge<Res, E> {
     /// What it says.
     fn judge(&self, result: Result<&Res, &E>) -> Verdict;
 }
 
+#[diagnostic::do_not_recommend]
 impl<Res, E, F> Judge<Res, E> for F
 where
     F: Fn(Result<&Res, &E>) -> Verdict,

@@ -13,11 +13,16 @@ use crate::{channel, law::levels::ratio};
 ///
 /// It is asked within a request, by one thread at a time and under no lock, so it must not block. It may
 /// look at the layer's own handle.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not tell how full a queue is",
+    note = "take the handle of a `channel`, or a closure that returns the depth and the soft limit: `move || (queue.len(), 1000)`"
+)]
 pub trait Probe: Send + Sync + 'static {
     /// How much is in the queue, and how much should be at most.
     fn depth_and_limit(&self) -> (usize, usize);
 }
 
+#[diagnostic::do_not_recommend]
 impl<F> Probe for F
 where
     F: Fn() -> (usize, usize) + Send + Sync + 'static,

@@ -32,6 +32,10 @@ pub enum Work {
 /// });
 /// # let _ = layer;
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not tell what work a request of type `{R}` is",
+    note = "take a closure `|request: &{R}| Work::New`"
+)]
 pub trait ClassifyWork<R> {
     /// What it is.
     fn classify(&self, request: &R) -> Work;
@@ -44,6 +48,7 @@ pub trait ClassifyWork<R> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<R, F> ClassifyWork<R> for F
 where
     F: Fn(&R) -> Work,

@@ -51,6 +51,7 @@ pub trait ExtractTenant<R> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<R, K, F> ExtractTenant<R> for F
 where
     F: Fn(&R) -> Option<K>,

@@ -11,7 +11,7 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::{sync::watch, time::interval};
 
 use super::{
-    load::{Outcomes, TENANTS, Tally, Tenant},
+    load::{Counts, LEVELS, Outcomes, TENANTS, Tally, Tenant},
     now,
     settings::{Protection, Settings, TOWER_LIMIT},
 };
@@ -80,9 +80,17 @@ impl Feed {
 /// What happened in each of the last few intervals.
 #[derive(Default)]
 struct Window {
-    outcomes: VecDeque<[Outcomes; TENANTS.len()]>,
-    /// How many the edge had rejected by then: the queue was full, or they were too old.
-    refused: VecDeque<(u64, u64)>,
+    outcomes: VecDeque<Counts>,
+    /// How many the edge had rejected by then.
+    rejected: VecDeque<Rejected>,
+}
+
+/// By the edge so far, and why.
+struct Rejected {
+    queue_full: u64,
+    too_old: u64,
+    /// A more important request took the place.
+    displaced: u64,
 }
 
 impl Window {
@@ -91,12 +99,15 @@ impl Window {
             self.outcomes.pop_front();
         }
         self.outcomes.push_back(tally.take());
-        if self.refused.len() > WINDOW {
-            self.refused.pop_front();
+        if self.rejected.len() > WINDOW {
+            self.rejected.pop_front();
         }
         let rejected = settings.edge.snapshot().permits.rejected;
-        self.refused
-            .push_back((rejected.queue_full, rejected.too_old));
+        self.rejected.push_back(Rejected {
+            queue_full: rejected.queue_full,
+            too_old: rejected.too_old,
+            displaced: rejected.displaced,
+        });
     }
 
     fn event(&self, time: f64, settings: &Settings) -> String {
@@ -111,9 +122,11 @@ impl Window {
             Protection::Tower => TOWER_LIMIT.saturating_sub(settings.tower.available_permits()),
             Protection::Edge => edge.permits.in_flight,
         };
-        let (first, last) = (self.refused.front(), self.refused.back());
-        let (before, now) = (*first.unwrap_or(&(0, 0)), *last.unwrap_or(&(0, 0)));
-        let (all_p50, all_p99) = percentiles(self.outcomes.iter().flatten());
+        let (first, last) = (self.rejected.front(), self.rejected.back());
+        let rejected = |of: fn(&Rejected) -> u64| {
+            a_second(last.map_or(0, of).saturating_sub(first.map_or(0, of)))
+        };
+        let (all_p50, all_p99) = percentiles(self.outcomes.iter().flatten().flatten());
         let mut json = format!(
             r#"{{"t":{time:.1},"protection":"{}","workers":{},"service_ms":{:.0},"capacity":{:.0},"#,
             protection.name(),
@@ -136,29 +149,39 @@ impl Window {
         );
         let _ = write!(
             json,
-            r#""queue_full":{},"too_old":{},"p50":{},"p99":{},"tenants":["#,
-            a_second(now.0 - before.0),
-            a_second(now.1 - before.1),
+            r#""queue_full":{},"too_old":{},"displaced":{},"p50":{},"p99":{},"critical":{},"levels":["#,
+            rejected(|it| it.queue_full),
+            rejected(|it| it.too_old),
+            rejected(|it| it.displaced),
             millis(all_p50),
             millis(all_p99),
+            settings.critical(),
         );
+        for (i, priority) in LEVELS.into_iter().enumerate() {
+            let of_level = self.outcomes.iter().flatten().map(|levels| &levels[i]);
+            let queued = edge.priorities.iter().find(|it| it.priority == priority);
+            let _ = write!(
+                json,
+                r#"{}{{"name":"{priority}",{},"waiting":{}}}"#,
+                comma(i),
+                rates(of_level, a_second),
+                queued.map_or(0, |it| it.waiting) + workers.waiting_by_level[i],
+            );
+        }
+        json.push_str(r#"],"tenants":["#);
         for (i, name) in TENANTS.iter().enumerate() {
-            let of_tenant = || self.outcomes.iter().map(|outcomes| &outcomes[i]);
-            let rate = |count: fn(&Outcomes) -> u64| a_second(of_tenant().map(count).sum());
+            let of_tenant = || self.outcomes.iter().flat_map(|outcomes| &outcomes[i]);
             let tenant = settings.edge.tenant(*name);
             let (queued, running) =
                 tenant.map_or((0, 0), |tenant| (tenant.waiting, tenant.running));
             let (p50, p99) = percentiles(of_tenant());
             let _ = write!(
                 json,
-                r#"{}{{"name":"{name}","load":{},"weight":{},"offered":{},"served":{},"refused":{},"lost":{},"waiting":{},"running":{running},"p50":{},"p99":{}}}"#,
-                if i == 0 { "" } else { "," },
+                r#"{}{{"name":"{name}","load":{},"weight":{},{},"waiting":{},"running":{running},"p50":{},"p99":{}}}"#,
+                comma(i),
                 settings.load(Tenant(i)),
                 settings.weight(Tenant(i)),
-                rate(|outcomes| outcomes.offered),
-                rate(|outcomes| outcomes.served.len() as u64),
-                rate(|outcomes| outcomes.refused),
-                rate(|outcomes| outcomes.lost),
+                rates(of_tenant(), a_second),
                 queued + workers.waiting[i],
                 millis(p50),
                 millis(p99),
@@ -167,6 +190,26 @@ impl Window {
         json.push_str("]}");
         json
     }
+}
+
+/// Before all but the first.
+fn comma(i: usize) -> &'static str {
+    if i == 0 { "" } else { "," }
+}
+
+/// How many a second were sent, and what became of them.
+fn rates<'a>(
+    outcomes: impl Iterator<Item = &'a Outcomes> + Clone,
+    a_second: impl Fn(u64) -> f64,
+) -> String {
+    let rate = |count: fn(&Outcomes) -> u64| a_second(outcomes.clone().map(count).sum());
+    format!(
+        r#""offered":{},"served":{},"refused":{},"lost":{}"#,
+        rate(|outcomes| outcomes.offered),
+        rate(|outcomes| outcomes.served.len() as u64),
+        rate(|outcomes| outcomes.refused),
+        rate(|outcomes| outcomes.lost),
+    )
 }
 
 /// The median, and what only one in a hundred exceeded, of what was served.

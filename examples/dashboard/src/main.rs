@@ -1,8 +1,12 @@
-//! A server to play with: its limit, its queues and its latency, live in a browser, and sliders that change the
+//! A server to try things on: its limit, its queues and its latency, live in a browser, and sliders that change the
 //! load, the workers and the layers while it runs.
 //!
 //! `cargo run --release -p dashboard`, and open the address that it prints. `--addr 127.0.0.1:3000` for
 //! another one.
+//!
+//! What to see: press "One tenant floods", then switch between no protection, tower's limit and `edge()`. Without protection
+//! nobody is answered in time. Tower's limit keeps the server busy, but rejects the other tenants too. With `edge()` they hardly
+//! notice.
 //!
 //! | file | |
 //! | --- | --- |
@@ -49,13 +53,13 @@ use tower::{
     load_shed::LoadShedLayer as TowerShedLayer,
 };
 use tower_backpressure::{
-    CoDelConfig, ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, WfqConfig, edge,
-    wfq::from_head,
+    CoDelConfig, ConcurrencyLimitLayer, LoadShedLayer, OverloadResponseLayer, Priority, WfqConfig,
+    edge, wfq::from_head,
 };
 
 use self::{
     feed::Feed,
-    load::{TENANTS, Tally, Tenant},
+    load::{LEVELS, Level, TENANTS, Tally, Tenant},
     settings::Settings,
     work::{Undone, Workers},
 };
@@ -104,6 +108,10 @@ pub fn app() -> (Router, JoinSet<()>) {
     // What this is all about.
     let edge = edge()
         .tenant(tenant)
+        .priority(|head| {
+            let level = head.extensions.get::<Level>();
+            level.map_or(Priority::Normal, |level| LEVELS[level.0])
+        })
         .wfq(weights)
         .codel(CoDelConfig::default().target(Duration::from_millis(settings::TARGET_MS.into())))
         .limits(1, 20, 200);
@@ -157,11 +165,13 @@ struct Work {
 async fn work(
     State(workers): State<Arc<Workers>>,
     tenant: Option<Extension<Tenant>>,
+    level: Option<Extension<Level>>,
     Query(Work { ms }): Query<Work>,
 ) -> (StatusCode, String) {
     let time = ms.map(|ms| Duration::from_millis(ms.min(10_000).into()));
-    let tenant = tenant.map(|Extension(tenant)| tenant);
-    match workers.work(tenant, time).await {
+    let kind = tenant.zip(level);
+    let kind = kind.map(|(Extension(tenant), Extension(level))| (tenant, level));
+    match workers.work(kind, time).await {
         Ok(()) => (StatusCode::OK, "done\n".into()),
         // Without the layers nobody refuses: this is where memory would have run out.
         Err(Undone::Full) => (StatusCode::INTERNAL_SERVER_ERROR, "out of room\n".into()),

@@ -21,10 +21,15 @@ let colours = {};
 const tenantSeries = value => ["web", "mobile", "batch"].map((name, i) =>
   ({ label: name, colour: name, value: sample => value(sample, sample.tenants[i]) }));
 
+const levelSeries = value => ["critical", "normal", "background"].map((name, i) =>
+  ({ label: name, colour: name, value: sample => value(sample.levels[i]) }));
+/// The share of what was sent that was answered in time, if anything was sent: answers come later, so it may seem more.
+const answered = level => level.offered ? Math.min(100, 100 * level.served / level.offered) : null;
+
 const charts = {
   rates: { least: 100, labels: true, series: [
     { label: "answered in time", colour: "served", value: s => sum(s, "served"), fill: true },
-    { label: "refused", colour: "refused", value: s => sum(s, "refused") },
+    { label: "rejected", colour: "refused", value: s => sum(s, "refused") },
     { label: "lost", colour: "lost", value: s => sum(s, "lost") },
     { label: "asked for", colour: "offered", value: s => sum(s, "offered") },
     { label: "can do", colour: "soft", value: s => s.capacity, dashed: true } ] },
@@ -40,6 +45,9 @@ const charts = {
     const served = sum(sample, "served");
     return served ? 100 * tenant.served / served : 0;
   }) },
+  levels: { most: 100, series: levelSeries(answered) },
+  rejected: { least: 100, stacked: true, series: levelSeries(level => level.refused) },
+  queued: { least: 20, zoom: true, stacked: true, series: levelSeries(level => level.waiting) },
 };
 
 for (const [name, chart] of Object.entries(charts)) {
@@ -179,7 +187,7 @@ function runs(values, i) {
 
 /// What is set, by name.
 function settings(s) {
-  const all = { protection: s.protection, workers: s.workers, service_ms: s.service_ms, target_ms: s.target_ms,
+  const all = { protection: s.protection, workers: s.workers, service_ms: s.service_ms, target_ms: s.target_ms, critical: s.critical,
     limit: s.pinned ? s.limit : "auto" };
   for (const tenant of s.tenants) { all[`load.${tenant.name}`] = tenant.load; all[`weight.${tenant.name}`] = tenant.weight; }
   return all;
@@ -200,7 +208,7 @@ function changes() {
     const loads = [...to.keys()].filter(name => name.startsWith("load."));
     const words = [...to].filter(([name]) => loads.length < 2 || !loads.includes(name)).map(([name, value]) => {
       const [what, tenant] = name.split(".");
-      return { protection: called[value], workers: `${value} workers`, service_ms: `${value} ms each`, target_ms: `target ${value} ms`,
+      return { protection: called[value], workers: `${value} workers`, service_ms: `${value} ms each`, target_ms: `target ${value} ms`, critical: `${value} % critical`,
         limit: `limit ${value}`, load: `${tenant} ${show(value)}/s`, weight: `${tenant} weight ${value}` }[what];
     });
     return [t, (loads.length > 1 ? [...words, `load ${show(load)}/s`] : words).join(", ")];
@@ -233,7 +241,7 @@ function drawNow(sample) {
     const refused = tenant.refused + tenant.lost;
     if (refused > 0 && !narrow) {
       if (tenant.lost > tenant.refused) g.fillStyle = colours.lost;
-      g.fillText(`${show(refused)} ${tenant.lost > tenant.refused ? "lost" : "refused"}`, 56, middle + 9);
+      g.fillText(`${show(refused)} ${tenant.lost > tenant.refused ? "lost" : "rejected"}`, 56, middle + 9);
     }
     // The head of a line is at the places.
     for (let k = 0; k < LINE; k++)
@@ -309,9 +317,11 @@ function verdict(s) {
   const fine = s.tenants.filter(tenant => tenant.load && tenant.refused + tenant.lost <= 0.02 * tenant.offered).map(tenant => tenant.name);
   const [ask, their, notice] = fine.length > 1 ? ["ask", "their", "notice"] : ["asks", "its", "notices"];
   const who = fine.length && fine.length < 3 ? ` ${fine.join(" and ")} ${ask} for no more than ${their} share, and hardly ${notice}.` : "";
+  if (s.critical && refused > 0.03 * offered) return ["busy", load > s.capacity ? `${times}× overload, under control` : "Working it off",
+    `${show(answered(s.levels[0]))} % of the critical requests are answered in time, ${show(answered(s.levels[1]))} % of the normal ones, ${show(answered(s.levels[2]))} % of the background work. What matters least is rejected first.`];
   if (refused > 0.03 * offered) return ["busy", load > s.capacity ? `${times}× overload, under control` : "Working it off",
-    `${busy} % of what the workers can do is answered in time, at p99 in ${show(s.p99)} ms. The rest is refused while it is cheap.${who}`];
-  return ["good", "All is well", `Asked for ${Math.round(100 * load / s.capacity)} % of what it can do. Nobody is refused, and hardly anybody waits.`];
+    `${busy} % of what the workers can do is answered in time, at p99 in ${show(s.p99)} ms. The rest is rejected while it is cheap.${who}`];
+  return ["good", "All is well", `Asked for ${Math.round(100 * load / s.capacity)} % of what it can do. Nobody is rejected, and hardly anybody waits.`];
 }
 
 let said = "", since = 0; // the verdict that is shown; how often it was another one meanwhile
@@ -335,6 +345,10 @@ function tell(s) {
     $("verdict").textContent = words;
     $("because").textContent = why;
   }
+  $("levels-note").textContent = !s.critical ? "All requests are normal now. Have some of them matter more: the slider is called “Critical requests”."
+    : s.protection === "edge" ? "What matters most is served first. Each priority that waits gets at least 1 % of the service."
+    : "Nobody looks at the priority: critical requests fare like all others.";
+  $("displaced").textContent = s.protection === "edge" ? `${show(s.displaced)} a second had waited, and made room for a more important request.` : "Whatever comes at a bad time, however important.";
   if (s.protection === "off") $("moved").textContent = "Without protection all that comes is taken in.";
   else if (s.protection === "tower") $("moved").textContent = "A fixed limit: right for the workers that there were at the start.";
   else $("moved").textContent = s.pinned ? "Pinned by hand: nothing is learned." : `${s.moved ? `Last ${s.moved}. ` : ""}It dips now and then, to measure how long requests take that do not wait.`;
@@ -354,7 +368,7 @@ function draw() {
 
 function theme() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["ink", "soft", "line", "faint", "wash", "served", "refused", "lost", "offered", "limit", "p50", "p99", "web", "mobile", "batch"])
+  for (const name of ["ink", "soft", "line", "faint", "wash", "served", "refused", "lost", "offered", "limit", "p50", "p99", "web", "mobile", "batch", "critical", "normal", "background"])
     colours[name] = style.getPropertyValue(`--${name}`).trim();
   draw();
 }
@@ -390,6 +404,7 @@ function call(name, value) {
     load: `tenant("${tenant}").send(${value}) // a second`,
     limit: value === "auto" ? "handle.unpin()" : `handle.pin(${value})?`,
     target_ms: `handle.set_target(Duration::from_millis(${value}))?`,
+    critical: `edge().priority(|head| …) // ${value} % of what comes is Priority::Critical`,
     weight: `handle.set_weight("${tenant}", ${value})?`,
   }[what];
 }
@@ -457,11 +472,13 @@ function protection(what) {
   }
 }
 
-const usual = { "load.web": 120, "load.mobile": 100, "load.batch": 60, workers: 8, service_ms: 20 };
+const usual = { "load.web": 120, "load.mobile": 100, "load.batch": 60, workers: 8, service_ms: 20, critical: 0 };
+const much = { ...usual, "load.web": 860, "load.mobile": 720, "load.batch": 420 };
 const tries = {
   flood: { ...usual, "load.batch": 2000 },
   half: { ...usual, workers: 4 },
-  five: { ...usual, "load.web": 860, "load.mobile": 720, "load.batch": 420 },
+  five: much,
+  critical: { ...much, critical: 10 },
   calm: { ...usual },
 };
 for (const button of document.querySelectorAll("[data-try]")) button.addEventListener("click", () => {

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tower_backpressure::edge;
 
 use super::{
-    load::{TENANTS, Tenant},
+    load::{Level, TENANTS, Tenant},
     work::Workers,
 };
 
@@ -24,6 +24,8 @@ pub const WEIGHTS: [u32; TENANTS.len()] = [4, 2, 1];
 pub const WORKERS: usize = 8;
 pub const SERVICE_TIME: Duration = Duration::from_millis(20);
 pub const TARGET_MS: u32 = 100;
+/// At most so many percent of the requests are critical, and as many are background work.
+pub const MAX_CRITICAL: u32 = 40;
 /// Of tower's limit: as many as there are workers at the start, and a quarter more.
 pub const TOWER_LIMIT: usize = WORKERS + WORKERS / 4;
 
@@ -64,6 +66,8 @@ pub struct Settings {
     /// Which of [`Protection::ALL`].
     protection: AtomicU8,
     loads: [AtomicU32; TENANTS.len()],
+    /// Of all requests, in percent. At the start all are alike.
+    critical: AtomicU32,
     /// What the layer was told last: it does not say.
     target_ms: AtomicU32,
 }
@@ -76,6 +80,7 @@ impl Settings {
             workers,
             protection: AtomicU8::new(Protection::Edge as u8),
             loads: LOADS.map(AtomicU32::new),
+            critical: AtomicU32::new(0),
             target_ms: AtomicU32::new(TARGET_MS),
         }
     }
@@ -87,6 +92,21 @@ impl Settings {
     /// How many requests a second a tenant sends.
     pub fn load(&self, Tenant(tenant): Tenant) -> u32 {
         self.loads[tenant].load(Relaxed)
+    }
+
+    /// How many percent of the requests are critical. As many are background work.
+    pub fn critical(&self) -> u32 {
+        self.critical.load(Relaxed)
+    }
+
+    /// How much a request matters, by a random number from 0 to 1.
+    pub fn level(&self, random: f64) -> Level {
+        let critical = f64::from(self.critical()) / 100.0;
+        match random {
+            it if it <= critical => Level(0),
+            it if it <= 1.0 - critical => Level(1),
+            _ => Level(2),
+        }
     }
 
     pub fn weight(&self, Tenant(tenant): Tenant) -> u32 {
@@ -138,6 +158,7 @@ impl Settings {
                 self.edge.set_target(target).map_err(of_layer)?;
                 self.target_ms.store(ms, Relaxed);
             }
+            ("critical", "") => self.critical.store(within(0..=MAX_CRITICAL)?, Relaxed),
             ("load", tenant) => self.loads[find(tenant)?].store(within(0..=2000)?, Relaxed),
             ("weight", tenant) => {
                 let tenant = TENANTS[find(tenant)?];
@@ -146,7 +167,7 @@ impl Settings {
             _ => {
                 return Err(format!(
                     "there is no {name:?} to set: it is protection, workers, service_ms, limit, \
-                     target_ms, load.TENANT or weight.TENANT"
+                     target_ms, critical, load.TENANT or weight.TENANT"
                 ));
             }
         }

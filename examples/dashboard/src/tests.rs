@@ -99,7 +99,14 @@ fn sum(event: &Value, what: &str) -> f64 {
 fn settings(event: &Value) -> Value {
     let of = |tenant: &Value| json!([tenant["load"], tenant["weight"]]);
     let tenants = event["tenants"].as_array().unwrap();
-    let names = ["protection", "workers", "service_ms", "pinned", "target_ms"];
+    let names = [
+        "protection",
+        "workers",
+        "service_ms",
+        "pinned",
+        "target_ms",
+        "critical",
+    ];
     json!([
         names.map(|name| event[name].clone()),
         tenants.iter().map(of).collect::<Vec<_>>()
@@ -121,8 +128,17 @@ async fn events_say_all_that_there_is_to_show_and_their_numbers_move() {
         "target_ms",
         "queue_full",
         "too_old",
+        "displaced",
+        "critical",
     ] {
         assert!(first[field].is_number(), "{field} in {first}");
+    }
+    for (level, name) in ["critical", "normal", "background"].into_iter().enumerate() {
+        let level = &first["levels"][level];
+        assert_eq!(level["name"], name);
+        for field in ["offered", "served", "refused", "lost", "waiting"] {
+            assert!(level[field].is_number(), "{field} in {level}");
+        }
     }
     for (tenant, name) in ["web", "mobile", "batch"].into_iter().enumerate() {
         let tenant = &first["tenants"][tenant];
@@ -192,6 +208,7 @@ async fn what_is_set_is_what_the_handles_say_then() {
         ("limit=auto", "/pinned", json!(false)),
         ("weight.mobile=9", "/tenants/1/weight", json!(9)),
         ("load.batch=0", "/tenants/2/load", json!(0)),
+        ("critical=15", "/critical", json!(15)),
         ("protection=off", "/protection", json!("off")),
         ("protection=tower", "/protection", json!("tower")),
         ("protection=edge", "/protection", json!("edge")),
@@ -236,6 +253,7 @@ async fn nonsense_is_refused_with_a_reason_and_changes_nothing() {
         ("load.web=2001", "from 0 to 2000"),
         ("load.web=NaN", "whole number"),
         ("load=5", "no tenant"),
+        ("critical=41", "from 0 to 40"),
         ("workers=0", "from 1 to 64"),
         ("workers=65", "from 1 to 64"),
         ("service_ms=0", "from 1 to 1000"),
@@ -304,6 +322,43 @@ async fn a_flood_behind_towers_limit_costs_the_others_most_of_theirs() {
         let of = |what: &str| event["tenants"][tenant][what].as_f64().unwrap();
         assert!(of("refused") > 0.5 * of("offered"), "{event}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn critical_requests_are_served_if_the_server_knows_of_them() {
+    let (app, _tasks) = crate::app();
+    let mut events = events(&app).await;
+    for change in ["web=860", "mobile=720", "batch=420"] {
+        set(&app, &format!("load.{change}")).await;
+    }
+    set(&app, "critical=10").await;
+    // Ten seconds later, of ten seconds: what was sent, answered and rejected, by priority.
+    let mut watch = async |protection: &str| {
+        set(&app, &format!("protection={protection}")).await;
+        let mut seen = [[0.0; 3]; 3];
+        for tick in 0..100 {
+            let event = events.next().await;
+            for (level, counts) in seen.iter_mut().enumerate().filter(|_| tick >= 50) {
+                let of = |what: &str| event["levels"][level][what].as_f64().unwrap();
+                for (count, what) in counts.iter_mut().zip(["offered", "served", "refused"]) {
+                    *count += of(what);
+                }
+            }
+        }
+        seen
+    };
+    let [critical, normal, background] = watch("edge").await;
+    let share = |[offered, served, _]: [f64; 3]| served / offered;
+    println!("{critical:?}, {normal:?}, {background:?}");
+    assert!(share(critical) >= 0.99 && critical[2] <= 0.005 * critical[0]);
+    assert!((0.05..0.2).contains(&share(normal)), "{normal:?}");
+    assert!(share(background) <= 0.05, "{background:?}");
+    let rest = [critical, normal, background].map(|[_, served, _]| served);
+    assert!(rest.iter().sum::<f64>() >= 50.0 * 0.85 * 400.0, "{rest:?}");
+
+    let [critical, normal, _] = watch("tower").await;
+    assert!(share(critical) <= 0.3, "{critical:?}");
+    assert!((share(critical) - share(normal)).abs() < 0.05);
 }
 
 #[tokio::test(start_paused = true)]
@@ -436,6 +491,21 @@ async fn in_a_browser_numbers_move_and_sliders_change_the_server() {
         .await;
     page.until(&format!("{}.includes('under control')", text("verdict")))
         .await;
+    page.eval("document.querySelector('[data-try=critical]').click()")
+        .await;
+    events
+        .until("every tenth request is critical", |event| {
+            let critical = &event["levels"][0];
+            event["critical"] == 10 && critical["served"].as_f64() > Some(150.0)
+        })
+        .await;
+    page.until("document.getElementById('critical').value == '10'")
+        .await;
+    page.until(&format!(
+        "/^9[5-9]|^100 % of the critical/.test({})",
+        text("because")
+    ))
+    .await;
     page.eval("document.querySelector('[data-protection=tower]').click()")
         .await;
     events

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    load::{Random, TENANTS, Tenant},
+    load::{LEVELS, Level, Random, TENANTS, Tenant},
     now,
 };
 
@@ -36,7 +36,7 @@ struct State {
 }
 
 struct Job {
-    tenant: Option<Tenant>,
+    kind: Option<(Tenant, Level)>,
     service_time: Option<Duration>,
     done: oneshot::Sender<()>,
 }
@@ -59,6 +59,8 @@ pub struct Snapshot {
     pub jobs: usize,
     /// Those that wait, by tenant.
     pub waiting: [usize; TENANTS.len()],
+    /// By how much they matter.
+    pub waiting_by_level: [usize; LEVELS.len()],
 }
 
 impl Workers {
@@ -78,7 +80,7 @@ impl Workers {
     /// Waits for a worker, and until it is done: in `service_time`, or a random time around the usual one.
     pub async fn work(
         self: &Arc<Self>,
-        tenant: Option<Tenant>,
+        kind: Option<(Tenant, Level)>,
         service_time: Option<Duration>,
     ) -> Result<(), Undone> {
         let (done, is_done) = oneshot::channel();
@@ -88,7 +90,7 @@ impl Workers {
                 return Err(Undone::Full);
             }
             state.jobs.push_back(Job {
-                tenant,
+                kind,
                 service_time,
                 done,
             });
@@ -116,15 +118,17 @@ impl Workers {
 
     pub fn snapshot(&self) -> Snapshot {
         let state = self.state.lock().unwrap();
-        let mut waiting = [0; TENANTS.len()];
-        for Tenant(tenant) in state.jobs.iter().filter_map(|job| job.tenant) {
+        let (mut waiting, mut waiting_by_level) = ([0; TENANTS.len()], [0; LEVELS.len()]);
+        for (Tenant(tenant), Level(level)) in state.jobs.iter().filter_map(|job| job.kind) {
             waiting[tenant] += 1;
+            waiting_by_level[level] += 1;
         }
         Snapshot {
             workers: state.workers,
             service_time: state.service_time,
             jobs: state.busy + state.jobs.len(),
             waiting,
+            waiting_by_level,
         }
     }
 

@@ -61,6 +61,7 @@ pub fn run(disturbance: Disturbance, later: u64, protection: Protection, seed: u
         parts: Vec::new(),
         judged,
         samples,
+        measured: None,
     }
 }
 

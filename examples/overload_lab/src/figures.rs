@@ -6,6 +6,7 @@ use crate::{
     plot::{Axis, Figure, Mark, Panel, Series},
     protection::Protection,
     scenario::{Case, FIRST, Outcome, PATIENCE},
+    served_tables,
     settings::{Setting, fair, outcomes},
     simulation::Spread,
     table::{latency, tenths, times},
@@ -17,6 +18,7 @@ pub fn figures(results: &Results) -> Vec<(Scenario, Figure)> {
     let mut figures = Vec::new();
     for &scenario in &results.plan.scenarios {
         match scenario {
+            Scenario::Questions => {} // a table says it all
             Scenario::Load => {
                 figures.extend([goodput(results), latencies(results)].map(|it| (scenario, it)));
             }
@@ -29,6 +31,7 @@ pub fn figures(results: &Results) -> Vec<(Scenario, Figure)> {
             Scenario::Disturbances => {
                 figures.extend(disturbances::figures(results).map(|it| (scenario, it)));
             }
+            Scenario::Served => figures.push((scenario, served_tables::figure(results))),
         }
     }
     figures

@@ -5,7 +5,9 @@ use crate::{
     disturbances,
     lab::{Results, Scenario},
     protection::{LIMIT, Protection},
+    questions,
     scenario::{Case, FIRST, Outcome, Part, WELL},
+    served_tables,
     settings::{self, Setting},
     table::{latency, percent, seconds},
 };
@@ -36,12 +38,14 @@ pub fn in_short(results: &Results) -> String {
 
 pub fn findings(results: &Results, scenario: Scenario) -> Vec<String> {
     match scenario {
+        Scenario::Questions => questions::findings(results),
         Scenario::Load => load(results),
         Scenario::Capacity => capacity(results),
         Scenario::Tenants => tenants(results),
         Scenario::Retries => retries(results),
         Scenario::Settings => settings(results),
         Scenario::Disturbances => disturbances::findings(results),
+        Scenario::Served => served_tables::findings(results),
     }
 }
 

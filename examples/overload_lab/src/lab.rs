@@ -11,39 +11,47 @@ use std::{
 use crate::{
     disturbances,
     protection::Protection,
+    questions,
     scenario::{Case, Outcome, WELL},
+    served_tables,
     settings::Setting,
     simulation::Spread,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
+    Questions,
     Load,
     Capacity,
     Tenants,
     Retries,
     Settings,
     Disturbances,
+    Served,
 }
 
 impl Scenario {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
+        Self::Questions,
         Self::Load,
         Self::Capacity,
         Self::Tenants,
         Self::Retries,
         Self::Settings,
         Self::Disturbances,
+        Self::Served,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::Questions => "questions",
             Self::Load => "load",
             Self::Capacity => "capacity",
             Self::Tenants => "tenants",
             Self::Retries => "retries",
             Self::Settings => "settings",
             Self::Disturbances => "disturbances",
+            Self::Served => "served",
         }
     }
 }
@@ -114,11 +122,13 @@ impl Plan {
                         cases.extend(self.loads.iter().map(|load| Case::Load(spread, *load)));
                     }
                 }
+                Scenario::Questions => cases.extend(questions::cases()),
                 Scenario::Capacity => cases.push(Case::Capacity),
                 Scenario::Tenants => cases.push(Case::Tenants),
                 Scenario::Retries => cases.push(Case::Retries),
                 Scenario::Settings => cases.extend(Setting::cases()),
                 Scenario::Disturbances => cases.extend(disturbances::cases()),
+                Scenario::Served => cases.extend(served_tables::cases()),
             }
         }
         cases

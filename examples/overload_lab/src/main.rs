@@ -16,10 +16,13 @@ mod numbers;
 mod options;
 mod plot;
 mod protection;
+mod questions;
 #[cfg(feature = "real")]
 mod real;
 mod report;
 mod scenario;
+mod served;
+mod served_tables;
 mod settings;
 #[path = "../../../tests/support/simulation.rs"]
 mod simulation;
@@ -33,7 +36,7 @@ use std::{
     env, fs,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{self, ExitCode},
 };
 
 use crate::options::{Command, HELP, Options};
@@ -77,31 +80,67 @@ fn simulate(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let Options {
         plan,
         output,
+        open,
         plots,
     } = options;
     if cfg!(debug_assertions) {
         eprintln!("This is a debug build, which takes ten times as long: cargo run --release …");
     }
     let results = plan.run(progress);
-    print!("{}", table::table(&results));
-
     let output = output.clone().unwrap_or_else(usual_output);
     write(&output, &report::html(&results))?;
-    println!("\nThe report, with plots: {}", output.display());
+    // Whoever reads may have stopped: `| head`.
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{}\nThe report, with plots: {}",
+        table::table(&results),
+        output.display()
+    )?;
     if let Some(folder) = plots {
         fs::create_dir_all(folder).map_err(|error| named(folder, &error))?;
         for (_, figure) in figures::figures(&results) {
             let file = folder.join(format!("{}.svg", figure.name));
             write(&file, &figure.svg(true))?;
-            println!("A plot: {}", file.display());
+            writeln!(out, "A plot: {}", file.display())?;
         }
         for &scenario in &plan.scenarios {
             let file = folder.join(format!("{}.md", scenario.name()));
             write(&file, &table::markdown(&results, scenario))?;
-            println!("Its tables: {}", file.display());
+            writeln!(out, "Its tables: {}", file.display())?;
         }
     }
+    drop(out);
+    if *open || asked_to_open() {
+        browse(&output)?;
+    }
     Ok(())
+}
+
+/// Asks, where somebody is there to answer.
+fn asked_to_open() -> bool {
+    if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+        return false;
+    }
+    print!("Open it in a browser? [y/N] ");
+    let mut answer = String::new();
+    let heard = io::stdout()
+        .flush()
+        .and_then(|()| io::stdin().read_line(&mut answer));
+    heard.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
+/// With what the system opens files with.
+fn browse(file: &Path) -> Result<(), String> {
+    let opener = if cfg!(target_os = "macos") {
+        "open"
+    } else if cfg!(windows) {
+        "explorer"
+    } else {
+        "xdg-open"
+    };
+    let opened = process::Command::new(opener).arg(file).spawn();
+    (opened.map(drop)).map_err(|error| format!("{opener} {}: {error}", file.display()))
 }
 
 /// On a line that is written over where somebody looks at it, every tenth elsewhere.

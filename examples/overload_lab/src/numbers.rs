@@ -8,8 +8,9 @@ use crate::{
     plot::key,
     protection::Protection,
     scenario::{CAPACITY, Case, Part, WELL},
+    served_tables,
     settings::{self, Setting},
-    table::{latency, percent, seconds, times},
+    table::{Table, latency, percent, seconds, times},
 };
 
 /// Of all loads.
@@ -88,24 +89,35 @@ pub fn parts(out: &mut String, results: &Results, case: Case) {
 /// A table for each setting.
 pub fn settings_numbers(out: &mut String, results: &Results) {
     for (setting, table) in Setting::ALL.into_iter().zip(settings::tables(results)) {
-        let heads: String = (table.heads.iter())
-            .map(|head| format!("<th>{head}</th>"))
-            .collect();
-        let colour = key(setting.protection()[0]);
-        put(
-            out,
-            format_args!(
-                "<div class=\"scroll\"><table>\n<caption>{}: {}</caption>\n\
-                 <thead><tr><th></th>{heads}</tr></thead>\n<tbody style=\"--c:var(--{colour})\">",
-                table.name, table.about
-            ),
-        );
-        for (value, cells) in table.rows {
-            let cells: String = cells.into_iter().map(plain).collect();
-            put(out, format_args!("<tr><th>{value}</th>{cells}</tr>"));
-        }
-        put(out, format_args!("</tbody></table></div>"));
+        as_it_is(out, table, key(setting.protection()[0]));
     }
+}
+
+/// A table for each thing that is known of requests.
+pub fn served_numbers(out: &mut String, results: &Results) {
+    for table in served_tables::tables(results) {
+        as_it_is(out, table, "fg");
+    }
+}
+
+/// A table that is the same on a terminal.
+fn as_it_is(out: &mut String, table: Table, colour: &str) {
+    let heads: String = (table.heads.iter())
+        .map(|head| format!("<th>{head}</th>"))
+        .collect();
+    put(
+        out,
+        format_args!(
+            "<div class=\"scroll\"><table>\n<caption>{}: {}</caption>\n\
+             <thead><tr><th></th>{heads}</tr></thead>\n<tbody style=\"--c:var(--{colour})\">",
+            table.name, table.about
+        ),
+    );
+    for (name, cells) in table.rows {
+        let cells: String = cells.into_iter().map(plain).collect();
+        put(out, format_args!("<tr><th>{name}</th>{cells}</tr>"));
+    }
+    put(out, format_args!("</tbody></table></div>"));
 }
 
 /// A row for each part of a disturbance that is judged.

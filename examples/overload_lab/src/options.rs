@@ -15,17 +15,20 @@ numbers.
 usage: cargo run --release -p overload_lab -- [options]
 
   --scenario NAMES   which of these, separated by commas (all of them):
+                       questions     tower's limit and edge(), side by side
                        load          0.5 to 10 times what the server can do
                        capacity      the server gets slower, and faster again
                        tenants       one of eight tenants asks for everything
                        retries       a five-second outage, clients that retry
                        settings      what wrong settings do, at 2 times
                        disturbances  outages, freezes, fewer or slower workers
+                       served        priorities, deadlines, newest first
   --seconds N        how long each load is measured, in simulated seconds, from
                      10 to 3600 (240); other scenarios last in proportion,
                      but disturbances always as long
   --seed N           other chances (1)
   --output FILE      where the report goes (overload_lab.html in target/)
+  --open             opens the report in a browser, without asking
   --plots DIR        also write each plot into DIR, as an SVG file, and
                      the tables of each scenario, as Markdown
   --short            a few loads, exponential service times, 40 seconds each
@@ -47,6 +50,7 @@ pub enum Command {
 pub struct Options {
     pub plan: Plan,
     pub output: Option<PathBuf>,
+    pub open: bool,
     pub plots: Option<PathBuf>,
 }
 
@@ -54,7 +58,7 @@ impl Command {
     /// What follows the name of the program.
     ///
     /// # Errors
-    /// What makes no sense, in words for whoever wrote it.
+    /// What is wrong with an option, in words for whoever wrote it.
     pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
         // `--seed=1` is `--seed 1`.
         let split = |arg: String| match arg.split_once('=') {
@@ -62,7 +66,7 @@ impl Command {
             _ => vec![arg],
         };
         let mut args = args.into_iter().flat_map(split);
-        let (mut short, mut real, mut others) = (false, false, None);
+        let (mut short, mut real, mut open, mut others) = (false, false, false, None);
         let (mut scenarios, mut seconds, mut seed) = (None, None, None);
         let (mut output, mut plots) = (None, None);
         while let Some(flag) = args.next() {
@@ -77,6 +81,7 @@ impl Command {
                     continue;
                 }
                 "--short" => short = true,
+                "--open" => open = true,
                 "--scenario" => scenarios = Some(scenarios_of(&value()?)?),
                 "--seconds" => seconds = Some(number(&flag, &value()?, 10, 3600)?),
                 "--seed" => seed = Some(number(&flag, &value()?, 0, u64::MAX)?),
@@ -87,7 +92,7 @@ impl Command {
             others = Some(flag);
         }
         match (real, others) {
-            (true, Some(flag)) => return Err(format!("{flag} says nothing to --real")),
+            (true, Some(flag)) => return Err(format!("{flag} cannot be combined with --real")),
             (true, None) => return Ok(Self::Real),
             (false, _) => {}
         }
@@ -101,6 +106,7 @@ impl Command {
         Ok(Self::Simulate(Options {
             plan,
             output,
+            open,
             plots,
         }))
     }

@@ -301,7 +301,7 @@ fn path(places: &[(f64, f64)]) -> String {
 pub fn key(protection: Protection) -> &'static str {
     match protection {
         Protection::None => "none",
-        Protection::Tower => "tower",
+        Protection::Tower | Protection::Guess => "tower",
         Protection::Fixed => "fixed",
         Protection::Vegas => "vegas",
         Protection::CoDel => "codel",

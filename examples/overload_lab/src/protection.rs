@@ -11,8 +11,8 @@ use std::{
 use http::{Request, Response, StatusCode, header::RETRY_AFTER};
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 use tower_backpressure::{
-    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, LoadShedLayer,
-    OverloadResponseLayer, WfqConfig, WfqLayer, edge, wfq::TenantId,
+    AdaptiveConcurrencyLayer, CoDelConfig, CoDelLayer, ConcurrencyLimitLayer, Edge, LoadShedLayer,
+    OverloadResponseLayer, Priority, WfqConfig, WfqLayer, edge, wfq::TenantId,
 };
 
 use crate::{
@@ -24,7 +24,10 @@ use crate::{
 /// workers, and a few more that are there when one gets free.
 pub const LIMIT: usize = limit_for(WORKERS);
 
-const fn limit_for(workers: usize) -> usize {
+/// What one takes who has not measured.
+pub const GUESS: usize = 100;
+
+pub const fn limit_for(workers: usize) -> usize {
     workers + workers / 4
 }
 
@@ -43,6 +46,8 @@ const TENANTS: [&str; 8] = ["noisy", "a", "b", "c", "d", "e", "f", "g"];
 pub enum Protection {
     None,
     Tower,
+    /// The same, with [`GUESS`].
+    Guess,
     Fixed,
     Vegas,
     Gradient2,
@@ -67,6 +72,7 @@ impl Protection {
         match self {
             Self::None => "no protection",
             Self::Tower => "tower limit + shed",
+            Self::Guess => "tower, a round limit",
             Self::Fixed => "fixed limit",
             Self::Vegas => "Vegas",
             Self::Gradient2 => "Gradient2",
@@ -88,6 +94,10 @@ impl Protection {
             Self::Tower => (
                 format!("tower::LoadShed → tower::ConcurrencyLimit({limit})"),
                 "What tower has of its own. Nothing waits; what is over the limit is refused.",
+            ),
+            Self::Guess => (
+                format!("tower::LoadShed → tower::ConcurrencyLimit({GUESS})"),
+                "The same with a round number, that nobody has measured.",
             ),
             Self::Fixed => (
                 format!("ConcurrencyLimit({limit}), max_wait {wait} ms"),
@@ -137,6 +147,10 @@ impl Protection {
                 let stack = ServiceBuilder::new().load_shed().concurrency_limit(known);
                 (stack, fixed)
             }),
+            Self::Guess => Site::new(seed, server, || {
+                let stack = ServiceBuilder::new().load_shed().concurrency_limit(GUESS);
+                (stack, || Some(GUESS))
+            }),
             Self::Fixed => Site::new(seed, server, || {
                 (ServiceBuilder::new().layer(limit().max_wait(WAIT)), fixed)
             }),
@@ -154,24 +168,29 @@ impl Protection {
                 let wfq = WfqLayer::new(config, |job: &Job| Some(TENANTS[job.tenant]));
                 (ServiceBuilder::new().layer(wfq).layer(limit()), fixed)
             }),
-            Self::Edge => Site::new(seed, server, || {
-                // A hint that is not made up by chance, so that runs repeat; clients add theirs.
-                let edge = edge()
-                    .codel(by_age())
-                    .response(OverloadResponseLayer::new().jitter(false));
-                let handle = edge.handle();
-                let tenants = TENANTS.map(TenantId::new);
-                let stack = ServiceBuilder::new()
-                    .layer_fn(move |http| Client {
-                        http,
-                        tenants: tenants.clone(),
-                    })
-                    .layer(edge)
-                    .layer_fn(Handler);
-                (stack, move || Some(handle.snapshot().permits.limit))
-            }),
+            Self::Edge => edged(seed, server, edge()),
         }
     }
+}
+
+/// Puts this edge in front of a server.
+pub fn edged(seed: u64, server: Server, edge: Edge) -> Site {
+    Site::new(seed, server, || {
+        // A hint that is not made up by chance, so that runs repeat; clients add theirs.
+        let edge = edge
+            .codel(by_age())
+            .response(OverloadResponseLayer::new().jitter(false));
+        let handle = edge.handle();
+        let tenants = TENANTS.map(TenantId::new);
+        let stack = ServiceBuilder::new()
+            .layer_fn(move |http| Client {
+                http,
+                tenants: tenants.clone(),
+            })
+            .layer(edge)
+            .layer_fn(Handler);
+        (stack, move || Some(handle.snapshot().permits.limit))
+    })
 }
 
 /// A protected server, its clients, and the limit that there is at the moment.
@@ -205,6 +224,10 @@ impl Site {
 
     pub fn clients(&mut self, clients: Clients) {
         self.world.clients(clients);
+    }
+
+    pub fn kinds(&mut self, kinds: Kinds) {
+        self.world.kinds(kinds);
     }
 
     /// For requests that come from now on.
@@ -245,9 +268,21 @@ pub struct Clients {
     pub polls: f64,
 }
 
+/// Which kinds of requests there are, each with its share of the load.
+#[derive(Clone, Debug, Default)]
+pub struct Kinds {
+    /// How much they matter,
+    pub priorities: Vec<(f64, Priority)>,
+    /// how long their clients wait,
+    pub patiences: Vec<(f64, Duration)>,
+    /// and whether these say so, in a deadline.
+    pub tell_patience: bool,
+}
+
 /// A world, whatever its stack.
 trait Running {
     fn clients(&mut self, clients: Clients);
+    fn kinds(&mut self, kinds: Kinds);
     fn change(&mut self, server: Server);
     fn freeze(&mut self, lasting: Duration);
     fn burst(&mut self, requests: usize);
@@ -258,6 +293,11 @@ impl<S: Stack> Running for World<S> {
     fn clients(&mut self, clients: Clients) {
         (self.patience, self.retry) = (clients.patience, clients.retry);
         (self.hang_up, self.polls) = (clients.hang_up, clients.polls);
+    }
+
+    fn kinds(&mut self, kinds: Kinds) {
+        (self.priorities, self.patiences) = (kinds.priorities, kinds.patiences);
+        self.tells_patience = kinds.tell_patience;
     }
 
     fn change(&mut self, server: Server) {
@@ -303,6 +343,9 @@ where
         let tenant = self.tenants[job.tenant].clone();
         request.extensions_mut().insert(tenant);
         request.extensions_mut().insert(job);
+        if let Some(deadline) = job.deadline {
+            request.extensions_mut().insert(deadline);
+        }
         Answer(Box::pin(self.http.call(request)))
     }
 }

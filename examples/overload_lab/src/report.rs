@@ -5,10 +5,15 @@ use crate::{
     figures::figures,
     findings,
     lab::{Results, Scenario, spread_name},
-    numbers::{disturbance_numbers, judged, load_numbers, parts, put, settings_numbers, table},
+    numbers::{
+        disturbance_numbers, judged, load_numbers, parts, put, served_numbers, settings_numbers,
+        table,
+    },
     plot::escape,
     protection::LIMIT,
+    questions,
     scenario::{CAPACITY, Case, OUTAGE, PATIENCE, RETRY, WELL, WORK, WORKERS},
+    served_tables,
     style::{PAGE, STYLE},
     table::percent,
 };
@@ -38,12 +43,16 @@ pub fn html(results: &Results) -> String {
          <pre><code>{command}</code></pre>"
         ),
     );
+    if results.has(Scenario::Questions) {
+        questions_first(out, results);
+    }
     setting(out);
     if results.has(Scenario::Load) {
         in_short(out, results);
     }
     stacks(out);
-    for &scenario in &results.plan.scenarios {
+    let chapters = results.plan.scenarios.iter().copied();
+    for scenario in chapters.filter(|it| *it != Scenario::Questions) {
         let (title, text) = about(scenario);
         put(
             out,
@@ -60,14 +69,25 @@ pub fn html(results: &Results) -> String {
             put(out, format_args!("<li>{}</li>", escape(&finding)));
         }
         put(out, format_args!("</ul>"));
-        put(out, format_args!("<details><summary>All numbers</summary>"));
+        // Its tables are all there is.
+        let open = if scenario == Scenario::Served {
+            " open"
+        } else {
+            ""
+        };
+        put(
+            out,
+            format_args!("<details{open}><summary>All numbers</summary>"),
+        );
         match scenario {
+            Scenario::Questions => {}
             Scenario::Load => load_numbers(out, results),
             Scenario::Capacity => parts(out, results, Case::Capacity),
             Scenario::Tenants => parts(out, results, Case::Tenants),
             Scenario::Retries => parts(out, results, Case::Retries),
             Scenario::Settings => settings_numbers(out, results),
             Scenario::Disturbances => disturbance_numbers(out, results),
+            Scenario::Served => served_numbers(out, results),
         }
         put(out, format_args!("</details>"));
     }
@@ -94,6 +114,45 @@ fn setting(out: &mut String) {
          notice, works on. Requests come at the same moments for all protections.</p>"
         ),
     );
+}
+
+/// What comes before everything else: who does best at what.
+fn questions_first(out: &mut String, results: &Results) {
+    put(
+        out,
+        format_args!("<h2 id=\"questions\">tower's own limit, or edge()?</h2>"),
+    );
+    let heads: String = (questions::PROTECTIONS.into_iter())
+        .map(|it| format!("<th>{}</th>", questions::short(it)))
+        .collect();
+    put(
+        out,
+        format_args!(
+            "<div class=\"scroll\"><table class=\"first\">\n<thead><tr><th></th>{heads}<th>best</th></tr></thead>\n\
+             <tbody style=\"--c:var(--fg)\">"
+        ),
+    );
+    for row in questions::rows() {
+        let best = row.best(results);
+        let cells: String = (questions::PROTECTIONS.into_iter())
+            .map(|it| {
+                let class = if best.contains(&it) { "good" } else { "fair" };
+                format!("<td class=\"{class}\">{}</td>", row.shown(results, it))
+            })
+            .collect();
+        let (asks, verdict) = (row.asks, row.verdict(results));
+        put(
+            out,
+            format_args!("<tr><th>{asks}</th>{cells}<td class=\"words\">{verdict}</td></tr>"),
+        );
+    }
+    put(out, format_args!("</tbody></table></div>"));
+    put(out, format_args!("<ul>"));
+    for finding in findings::findings(results, Scenario::Questions) {
+        put(out, format_args!("<li>{}</li>", escape(&finding)));
+    }
+    put(out, format_args!("</ul>"));
+    put(out, format_args!("<p>{}</p>", questions::about()));
 }
 
 fn in_short(out: &mut String, results: &Results) {
@@ -135,6 +194,7 @@ fn stacks(out: &mut String) {
 
 fn about(scenario: Scenario) -> (&'static str, String) {
     match scenario {
+        Scenario::Questions => ("tower's own limit, or edge()?", questions::about()),
         Scenario::Load => (
             "Too much load",
             "A steady load, from half to ten times what the server can do. Service times are all the same (constant), \
@@ -172,6 +232,7 @@ fn about(scenario: Scenario) -> (&'static str, String) {
                 .into(),
         ),
         Scenario::Disturbances => ("A sudden change", disturbances::about()),
+        Scenario::Served => ("Who is served", served_tables::about()),
     }
 }
 

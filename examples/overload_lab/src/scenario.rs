@@ -6,6 +6,8 @@ use crate::{
     disturbance::{Disturbance, Judged},
     disturbances::{self, PROTECTIONS},
     protection::{Clients, Protection},
+    questions::{self, Question},
+    served::{Measured, Served},
     settings::{FLOOD, LOAD, Setting},
     simulation::{Retry, Seen, Server, Spread},
 };
@@ -53,8 +55,12 @@ pub enum Case {
     Retries,
     /// Twice what the server can do, and a value of a setting.
     Setting(Setting, usize),
+    /// What a question is answered with.
+    Question(Question),
     /// Something happens to the server, with the chances of the seed that comes so much later.
     Disturbance(Disturbance, u64),
+    /// Not everybody can be served, and something is known of who should be.
+    Served(Served),
 }
 
 /// A part of a case: what is asked for, and what there is.
@@ -71,6 +77,8 @@ impl Case {
     pub fn requests(self) -> f64 {
         match self {
             Self::Load(_, load) => load,
+            Self::Question(_) => 5.0,
+            Self::Served(_) => 2.0,
             _ => 1.0,
         }
     }
@@ -80,6 +88,8 @@ impl Case {
         match self {
             Self::Setting(setting, _) => setting.protection(),
             Self::Disturbance(..) => &PROTECTIONS,
+            Self::Question(_) => &questions::PROTECTIONS,
+            Self::Served(served) => served.protection(),
             _ => &Protection::ALL,
         }
     }
@@ -128,8 +138,8 @@ impl Case {
                 first.seconds = FIRST;
                 vec![first, phase("later", 1.0, WORKERS, loads)]
             }
-            // It has steps of its own.
-            Self::Disturbance(..) => Vec::new(),
+            // They have steps of their own.
+            Self::Disturbance(..) | Self::Question(_) | Self::Served(_) => Vec::new(),
             Self::Retries => {
                 let mut outage = phase("outage", 0.0, 0, &[0.9]);
                 outage.seconds = OUTAGE;
@@ -150,6 +160,8 @@ impl Case {
             Self::Tenants => (Spread::Exponential, 2),
             Self::Retries => (Spread::Exponential, 3),
             Self::Setting(..) => (Spread::Exponential, 4),
+            Self::Question(question) => return question.run(protection, seed, seconds),
+            Self::Served(served) => return served.outcome(protection, seed, seconds),
             Self::Disturbance(disturbance, later) => {
                 return disturbances::run(disturbance, later, protection, seed);
             }
@@ -172,6 +184,7 @@ impl Case {
             parts: Vec::new(),
             judged: Vec::new(),
             samples: Vec::new(),
+            measured: None,
         };
         for phase in self.phases(seconds) {
             let slices = (phase.seconds / SLICE.as_secs_f64()).round() as usize;
@@ -203,6 +216,8 @@ pub struct Outcome {
     pub judged: Vec<Judged>,
     /// Over time.
     pub samples: Vec<Sample>,
+    /// Of who was served.
+    pub measured: Option<Measured>,
 }
 
 /// What was seen in half a second, around `at`: requests a second, and the limit in the end.

@@ -41,6 +41,9 @@ th:first-child,td.words{text-align:left}
 td.words{white-space:normal}
 thead th{color:var(--mute);font-weight:500}
 tbody th{font-weight:600;color:var(--c)}
+.first{font-size:.95rem}
+.first th:first-child{white-space:normal;font-weight:500}
+@media(max-width:600px){main{padding:1.4rem .9rem 3rem}h1{font-size:1.7rem}.first{font-size:.8rem}.first th,.first td{padding:.28rem .3rem;white-space:normal}}
 .good{color:var(--edge);font-weight:600}
 .bad{color:var(--none);font-weight:600}
 details{margin:.4rem 0}

@@ -4,8 +4,9 @@ use crate::{
     disturbances,
     lab::{Results, Scenario, spread_name},
     protection::Protection,
+    questions,
     scenario::{Case, OUTAGE, WELL},
-    settings,
+    served_tables, settings,
     simulation::Spread,
 };
 
@@ -33,6 +34,7 @@ pub fn markdown(results: &Results, scenario: Scenario) -> String {
 
 fn tables(results: &Results, scenario: Scenario) -> Vec<Table> {
     match scenario {
+        Scenario::Questions => vec![questions::table(results)],
         Scenario::Load => {
             let spreads = results.plan.spreads.iter();
             let goodput = spreads.map(|spread| goodput(results, *spread));
@@ -43,6 +45,7 @@ fn tables(results: &Results, scenario: Scenario) -> Vec<Table> {
         Scenario::Retries => vec![retries(results)],
         Scenario::Settings => settings::tables(results),
         Scenario::Disturbances => vec![disturbances::table(results)],
+        Scenario::Served => served_tables::tables(results),
     }
 }
 

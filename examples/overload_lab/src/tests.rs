@@ -7,11 +7,11 @@ mod chromium;
 use std::sync::LazyLock;
 
 use crate::{
-    disturbance, figures,
+    disturbance, figures, findings,
     lab::{Plan, Results, Scenario},
     options::{self, Command, Options},
     protection::{Clients, Protection},
-    report,
+    questions, report,
     scenario::{Case, WELL},
     settings::{self, Setting},
     simulation::{MS, SEC, Server, Spread},
@@ -47,6 +47,14 @@ async fn in_a_browser_the_report_opens_without_errors() {
         assert!(plots.as_u64().unwrap() >= 6, "{plots}");
         // Nothing sticks out, and every plot has been laid out.
         page.until("document.documentElement.scrollWidth <= innerWidth")
+            .await;
+        let phone = serde_json::json!({ "width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": true });
+        page.command("Emulation.setDeviceMetricsOverride", phone)
+            .await;
+        page.until("innerWidth == 390 && document.documentElement.scrollWidth <= 390")
+            .await;
+        // The summary is all to be seen, without scrolling sideways.
+        page.until("(table => table.getBoundingClientRect().right <= 390)(document.querySelector('table.first'))")
             .await;
         page.until("[...document.querySelectorAll('svg')].every(plot => plot.getBoundingClientRect().height > 50)")
             .await;
@@ -133,6 +141,37 @@ fn under_plain_overload_an_edge_serves_the_newest_and_rejects_soon() {
         );
         let (_, goodput) = run(100 * MS);
         assert!(goodput >= 0.6, "{workers}, impatient clients: {goodput:.3}");
+    }
+}
+
+/// It is not to argue for anybody: where tower's own limit is better, the summary says so.
+#[test]
+fn the_summary_names_who_is_best_and_where_edge_is_not() {
+    let rows = questions::rows();
+    let best = |asks: &str| {
+        let row = rows.iter().find(|row| row.asks.starts_with(asks));
+        row.expect("a question").best(&SHORT)
+    };
+    for row in &rows {
+        let value = row.value(&SHORT, Protection::Edge);
+        assert!(value.is_finite() && value >= 0.0, "{}: {value}", row.asks);
+        let best = row.best(&SHORT);
+        assert!(!best.is_empty(), "{}", row.asks);
+        println!("{}: {}", row.asks, row.verdict(&SHORT));
+    }
+    assert_eq!(best("noisy tenant"), [Protection::Edge]);
+    assert_eq!(best("4 to 32 workers"), [Protection::Edge]);
+    // A number that is too high moves the wait into the server.
+    assert!(!best("steady 3× load: p50").contains(&Protection::Guess));
+    let html = report::html(&SHORT);
+    let (first, rest) = html.split_once("<h2").unwrap();
+    assert!(!first.contains("<h2") && rest.starts_with(" id=\"questions\""));
+    let lost = rows
+        .iter()
+        .filter(|row| !row.best(&SHORT).contains(&Protection::Edge));
+    let said = findings::findings(&SHORT, Scenario::Questions);
+    for row in lost {
+        assert!(said[1].contains(row.asks), "{}: {}", row.asks, said[1]);
     }
 }
 
@@ -298,7 +337,7 @@ fn whoever_learns_follows_a_small_service_that_gets_smaller() {
 
 #[test]
 fn markdown_has_every_table() {
-    for (scenario, tables) in Scenario::ALL.into_iter().zip([2, 1, 1, 1, 6, 1]) {
+    for (scenario, tables) in Scenario::ALL.into_iter().zip([1, 2, 1, 1, 1, 6, 1, 4]) {
         let text = table::markdown(&SHORT, scenario);
         assert_eq!(text.matches("### ").count(), tables, "{text}");
         assert_eq!(text.matches("|---|").count(), tables, "{text}");
@@ -339,8 +378,7 @@ fn the_report_needs_nothing_from_elsewhere() {
 fn every_plot_is_well_formed_and_good_alone() {
     let figures = figures::figures(&SHORT);
     let names: Vec<_> = figures.iter().map(|(_, figure)| figure.name).collect();
-    let all =
-        "goodput latency capacity limit tenants retries settings disturbances disturbance_limits";
+    let all = "goodput latency capacity limit tenants retries settings disturbances disturbance_limits served";
     assert_eq!(names.join(" "), all);
     for (_, figure) in figures {
         let svg = figure.svg(true);
@@ -398,14 +436,15 @@ fn flags_say_what_is_run() {
     assert_eq!(parse("--real"), Ok(Command::Real));
     assert_eq!(parse("--seed 1 --help"), Ok(Command::Help));
     let Ok(Command::Simulate(options)) = parse("--output a.html --plots b") else {
-        panic!("it makes sense")
+        panic!("these are options")
     };
     assert_eq!(options.output, Some("a.html".into()));
     assert_eq!(options.plots, Some("b".into()));
+    assert!(!options.open);
 }
 
 #[test]
-fn flags_that_make_no_sense_are_refused_with_a_reason() {
+fn wrong_flags_are_refused_with_a_reason() {
     for (args, reason) in [
         ("--fast", "there is no option \"--fast\""),
         ("load", "there is no option \"load\""),
@@ -427,10 +466,10 @@ fn flags_that_make_no_sense_are_refused_with_a_reason() {
         ),
         (
             "--scenario load,floods",
-            "there is no scenario \"floods\"; there are load, capacity, tenants, retries, \
-             settings, disturbances",
+            "there is no scenario \"floods\"; there are questions, load, capacity, tenants, retries, \
+             settings, disturbances, served",
         ),
-        ("--real --seed 1", "--seed says nothing to --real"),
+        ("--real --seed 1", "--seed cannot be combined with --real"),
     ] {
         assert_eq!(parse(args), Err(reason.to_owned()), "{args}");
     }
