@@ -10,6 +10,9 @@ mod edge;
 #[allow(dead_code, reason = "a part of it is used")]
 #[path = "common/fair.rs"]
 mod fair;
+#[cfg(feature = "fleet")]
+#[path = "common/fleet.rs"]
+mod fleet;
 #[path = "common/hand_over.rs"]
 mod hand_over;
 #[path = "common/router.rs"]
@@ -201,6 +204,23 @@ const ROWS: &[Row] = &[
         let limit = tower_backpressure::KeyedRateLimitLayer::new(empty_bucket(), key);
         assert!(limit.handle().try_acquire(&1u64).is_ok());
         drive_all(limit.layer(Ready), n, false);
+    }),
+    #[cfg(feature = "fleet")]
+    ("rate_limit", "tower-backpressure-fleet", |n| {
+        let (_runtime, limit) = fleet::leased();
+        drive_all(limit.layer(Ready), n, true);
+    }),
+    #[cfg(feature = "fleet")]
+    ("rate_limit", "tower-backpressure-fleet-direct", |n| {
+        let (_runtime, limit) = fleet::leased();
+        let handle = limit.handle();
+        (0..n).for_each(|_| assert!(handle.try_acquire(1).is_ok()));
+    }),
+    #[cfg(feature = "fleet")]
+    ("keyed rate limit", "tower-backpressure-fleet-direct", |n| {
+        let (_runtime, limit) = fleet::leased_by_key();
+        let handle = limit.handle();
+        (0..n).for_each(|_| assert!(handle.try_acquire(&1u64).is_ok()));
     }),
     ("edge", "tower-backpressure", |n| {
         drive_http(&tower_backpressure::edge().layer(Answers), n);

@@ -135,6 +135,10 @@
 //! | | `overflow` | 0.95 | more than `critical` |
 //! | | `hysteresis` | 0.05 | at least 0, less than `warning` |
 //! | | `sample_every` | `"10ms"` | any time |
+//! | `FleetConfig`, `Fleet` (feature `fleet`) | `nodes` | has to be | at least 1 |
+//! | | `prefix` | `"backpressure"` | 1 to 64 of `A-Z a-z 0-9 - _ . : /` |
+//! | | `timeout` | `"50ms"` | more than 0 |
+//! | | `fallback` | `"local"` | `"local"`, `"open"`, `"closed"` |
 //! | `RetryConfig`, `RetryPolicy` (feature `retry`) | `backoff` | | a table: `kind` `"exponential"` (the default), `"linear"` or `"fixed"`; `base` `"100ms"`, more than 0, at most `max`; `max` `"10s"`, not for `fixed`; `increment`, for `linear` |
 //! | | `budget` | | a table: `percent` 20, at most 1000; `per_second` 1; `burst` 100, at least 1 |
 //! | | `max_retries` | 3 | any number |
@@ -172,6 +176,8 @@
 //! [`ConfigError`]: crate::ConfigError
 
 mod adaptive;
+#[cfg(feature = "fleet")]
+mod fleet;
 #[cfg(feature = "serde")]
 #[macro_use]
 mod given;
@@ -185,6 +191,8 @@ mod stacks;
 #[cfg(feature = "serde")]
 mod units;
 
+#[cfg(feature = "fleet")]
+pub use self::fleet::FleetConfig;
 #[cfg(feature = "retry")]
 pub use self::stacks::RetryConfig;
 pub use self::{

@@ -11,6 +11,7 @@
 //! | [`promises`] | what can I rely on, and what not? |
 //! | [`questions`] | is it slower, what if it is wrong, can I turn it off? |
 //! | [`migration`] | how do I come from tower's limit, `tower_governor`, tower-resilience or Envoy? |
+//! | [`fleet`] | what does a limit that replicas share promise and cost, and what when its server is away? |
 //! | [`comparison`] | what do tower and others do, and where do they differ? |
 //! | [`decisions`] | why was it designed like this? |
 //! | [`glossary`] | what do the words mean? |
@@ -46,6 +47,7 @@ pages! {
     promises: "promises.md";
     questions: "questions.md";
     migration: "migration.md";
+    fleet: "fleet.md";
     comparison: "comparison.md" "plots/questions.md";
     decisions: "decisions.md";
     glossary: "glossary.md";

@@ -34,6 +34,7 @@
 //! | no work on requests whose client has given up | [`DeadlineLayer`] outside the queues |
 //! | important requests first under overload | [`PriorityLayer`] outside the queues |
 //! | no new work while a queue behind the service is nearly full | [`SaturationLayer`] |
+//! | one rate, or one number of requests at once, for all replicas together | `Fleet` (feature `redis`) |
 //! | a bounded queue inside the process, that says how full it is | [`channel`] |
 //! | to work on nothing that its client no longer waits for | [`DeadlineLayer`] outside the queues |
 //! | what is important first, when not everything can be served | [`PriorityLayer`] outside the queues |
@@ -90,17 +91,19 @@
 //!   in time, one second by default; in the other layers if you ask for it.
 //! - **No permit is lost.** Permits come back on completion, error and panic, and when a future, or a service that was
 //!   polled ready, is dropped.
-//! - **No task, no allocation, no unsafe code** for an accepted request. Exceptions: closing a WebSocket and waiting in a
-//!   [dry run](shadow) take a task, the stamp of a [`SubmittedAtLayer`] an allocation.
+//! - **No task, no allocation, no unsafe code** for an accepted request. Exceptions: closing a WebSocket, waiting in a
+//!   [dry run](shadow) and a fleet's calls to its server take a task, the stamp of a [`SubmittedAtLayer`] an allocation.
 //!
 //! # Features
 //! | feature | adds |
 //! | --- | --- |
 //! | `axum` | `ConnectionLimit` is a listener for `axum::serve`, and [`PeerAddr`] its connect info |
+//! | `fleet` | `Fleet`: limits that replicas share, by a server of yours (a trait of one function), or in memory for tests |
 //! | `hyper` | `submitted_at::StampDecoded`: stamps a request at the moment hyper has decoded it |
 //! | `metrics` | `observe::Metrics`: the numbers of all layers, for Prometheus and for the `metrics` crate |
 //! | `net` | `ConnectionLimit`: bounds open connections |
 //! | `quanta` | `Clock::tsc()`, a clock that is cheaper to read |
+//! | `redis` | that server is Redis or Valkey. MSRV 1.88 with redis 1.4 or later; cargo takes redis 1.1 for Rust 1.85 |
 //! | `retry` | `RetryPolicy`, for clients: which requests are sent again and when, as a policy for `tower::retry::RetryLayer` |
 //! | `serde` | [`config`]s are read from TOML, JSON and the like, with units: `"100ms"`, `"500/s"` |
 //! | `spiffe` | `wfq::FromSpiffe`: tenants by their certificates, on a tonic 0.14 server with mutual TLS |
@@ -144,6 +147,8 @@ pub mod connection_limit;
 pub mod deadline;
 mod digits;
 pub mod edge;
+#[cfg(all(feature = "fleet", not(all(test, backpressure_loom))))]
+pub mod fleet;
 mod gate;
 #[cfg(any(doc, doctest))]
 pub mod guide;
@@ -182,6 +187,11 @@ pub use config_error::ConfigError;
 pub use connection_limit::ConnectionLimit;
 pub use deadline::{Deadline, DeadlineLayer};
 pub use edge::{Edge, edge};
+#[cfg(all(feature = "fleet", not(all(test, backpressure_loom))))]
+pub use fleet::{
+    Fleet, concurrency_limit::FleetConcurrencyLimitLayer,
+    keyed_rate_limit::FleetKeyedRateLimitLayer, rate_limit::FleetRateLimitLayer,
+};
 pub use gate::{
     aside::Waited, bounds::Rejected, permit::Permit, response::ResponseFuture, waits::Waits,
 };

@@ -44,7 +44,7 @@
 //! | `backpressure_in_flight_max` | gauge | edge, concurrency limits (fixed, adaptive), codel | the most at once since the layer was last looked at: a burst between two scrapes shows here, and nowhere else |
 //! | `backpressure_limit` | gauge | as above | how many may be in flight |
 //! | `backpressure_limit_min` | gauge | edge, adaptive, codel | the limit does not fall below this by itself |
-//! | `backpressure_limit_max` | gauge | edge, adaptive, codel | nor rise above this |
+//! | `backpressure_limit_max` | gauge | edge, adaptive, codel, concurrency limit of a fleet | nor rise above this |
 //! | `backpressure_limit_pinned` | gauge | edge, adaptive | 1 while an operator holds the limit |
 //! | `backpressure_limit_by_age` | gauge | edge | at most so many may be in flight for requests not to get old, whatever the limit is. More are rejected with `at_limit` |
 //! | `backpressure_limit_moves_total{direction}` | counter | edge, codel | how often the limit was `narrowed`, `widened`, and narrowings `undone`. Of an edge, that by age |
@@ -74,9 +74,14 @@
 //! | `backpressure_tenants_tracked` | gauge | edge, wfq, keyed limits, keyed breaker | tenants or keys that are remembered |
 //! | `backpressure_tenants_max` | gauge | keyed rate limit | how many there may be |
 //! | `backpressure_tenant_overflow_total` | counter | edge, wfq, keyed rate limit, keyed breaker | requests of those that there was no room to remember |
-//! | `backpressure_tokens` | gauge | rate limit, global rate of a keyed one | tokens that are there |
+//! | `backpressure_tokens` | gauge | rate limit, global rate of a keyed one | tokens that are there; of a fleet, on this node |
 //! | `backpressure_tokens_max` | gauge | as above | the burst |
 //! | `backpressure_tokens_per_second` | gauge | as above | the rate |
+//! | `backpressure_fleet_fallback` | gauge | `Fleet` | 1 while the server does not answer and limits fall back |
+//! | `backpressure_fleet_mode_changes_total` | counter | `Fleet` | how often that has begun, or ended |
+//! | `backpressure_fleet_fallback_seconds_total` | counter | `Fleet` | for how long it was so, in whole seconds |
+//! | `backpressure_fleet_calls_total{outcome}` | counter | `Fleet` | calls to the server: `granted` what they asked for, `refused`, and `failed` without an answer |
+//! | `backpressure_fleet_tokens_lost_total` | counter | rate limits of a fleet | tokens that were granted to this node, and that no request wanted in time |
 //! | `backpressure_saturation_level` | gauge | saturation | 0 normal, 1 warning, 2 critical, 3 overflow |
 //! | `backpressure_saturation_ratio` | gauge | saturation, channel | how full the fullest queue is |
 //! | `backpressure_saturation_changes_total` | counter | saturation | how often the level has changed |
@@ -106,6 +111,7 @@
 //! | more than 90 % of a limit is in use | for 10 minutes |
 //! | an adaptive limit is as low as it may be | for 5 minutes |
 //! | a circuit is open | for 5 minutes |
+//! | a fleet's server does not answer | for 2 minutes |
 //! | half of those who wait do so for longer than a second | for 5 minutes |
 //! | tenants have to share, because there are too many | for 10 minutes |
 //! | a queue is critically full | for 5 minutes |
@@ -136,6 +142,8 @@
 //! | WARN | `circuit opened` | `CircuitBreaker`, `KeyedCircuitBreaker` | |
 //! | INFO | `circuit half-open: requests probe` | the same | |
 //! | INFO | `circuit closed` | the same | |
+//! | WARN | `the fleet's server does not answer: limits fall back` | a `Fleet`, without `layer` | |
+//! | INFO | `the fleet's server answers: limits are shared` | the same | how long it `lasted` |
 //! | WARN | `saturation has risen` | `Saturation` | which `probe`, its `ratio`, the levels `from` and `to` |
 //! | INFO | `saturation has fallen` | the same | the same |
 //! | ERROR | `a saturation probe panicked` | the same, once until none does | `probe` |

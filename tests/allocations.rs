@@ -93,6 +93,39 @@ fn an_accepted_request_allocates_nothing() {
     check(saturation.sample_every(Duration::ZERO).layer(Answers));
 }
 
+/// What it holds of a lease is taken without a task, a call or an allocation.
+#[cfg(feature = "fleet")]
+#[test]
+fn a_request_that_a_fleet_holds_a_token_for_allocates_nothing() {
+    use tower_backpressure::{Fleet, fleet::Memory};
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let _entered = runtime.enter();
+    let fleet = Fleet::new(Memory::new(), 1);
+    let rate = Rate::per_second(1_000_000);
+    let limit = fleet.rate_limit("limit", rate);
+    let keyed = fleet.keyed_rate_limit("keyed", rate, |request: &u32| Some(*request));
+    // As many as are asked for are leased, and more than half of them is left after a thousand.
+    for _ in 0..5000 {
+        let _ = (
+            limit.handle().try_acquire(1),
+            keyed.handle().try_acquire(&7u32),
+        );
+    }
+    runtime.block_on(tokio::time::sleep(Duration::from_millis(5)));
+    let limited = limit.layer(Answers);
+    let count = counted(|| assert!((0..1000).all(|_| drive(&limited))));
+    assert_eq!((count.allocations, count.bytes), (0, 0));
+    let keyed = keyed.layer(Answers);
+    let count = counted(|| assert!((0..1000).all(|_| drive(&keyed))));
+    assert_eq!((count.allocations, count.bytes), (0, 0));
+    let calls = fleet.snapshot().granted;
+    assert_eq!(calls, 2);
+}
+
 /// What `http` takes for an extension, and nothing for reading it.
 #[test]
 fn a_stamp_is_one_allocation() {

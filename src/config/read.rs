@@ -8,12 +8,16 @@ use std::{
 
 use serde::de::{Deserialize, Deserializer, Error};
 
+#[cfg(feature = "fleet")]
+use super::FleetConfig;
 use super::{
     AdaptiveConcurrencyConfig, ConcurrencyLimitConfig, EdgeConfig, KeyedCircuitBreakerConfig,
     KeyedConcurrencyLimitConfig, KeyedRateLimitConfig, Law, RateLimitConfig, SaturationConfig,
     given::{Fields, Given, Value},
     schema::{self, Field, Pair, Schema},
 };
+#[cfg(feature = "fleet")]
+use crate::fleet::Fallback;
 use crate::{
     CircuitBreakerConfig, CoDelConfig, ConfigError, Rate, WfqConfig,
     gate::{
@@ -177,6 +181,50 @@ config!(
         fields.set("max_wait", &mut config.max_wait)?;
     }
 );
+
+#[cfg(feature = "fleet")]
+config!(
+    FleetConfig,
+    "fleet",
+    [&[
+        Field::value::<NonZeroU32>("nodes"),
+        alone!("prefix", String, |prefix| {
+            let config = FleetConfig {
+                prefix,
+                ..FleetConfig::new(1)
+            };
+            config.check()
+        }),
+        alone!("timeout", Duration, |timeout| {
+            let config = FleetConfig {
+                timeout,
+                ..FleetConfig::new(1)
+            };
+            config.check()
+        }),
+        Field::value::<Fallback>("fallback"),
+    ]],
+    [],
+    Self::new(1),
+    FleetConfig::check,
+    |config, fields| {
+        config.nodes = fields.need::<NonZeroU32>("nodes")?.get();
+        fields.set("prefix", &mut config.prefix)?;
+        fields.set("timeout", &mut config.timeout)?;
+        fields.set("fallback", &mut config.fallback)?;
+    }
+);
+
+#[cfg(feature = "fleet")]
+value!(String: "text", Given::Text(text) => Some(text.clone()));
+
+#[cfg(feature = "fleet")]
+value!(Fallback: r#""local", "open" or "closed""#, Given::Text(text) => match text.as_str() {
+    "local" => Some(Self::Local),
+    "open" => Some(Self::Open),
+    "closed" => Some(Self::Closed),
+    _ => None,
+});
 
 config!(
     KeyedConcurrencyLimitConfig,

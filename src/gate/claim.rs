@@ -51,6 +51,11 @@ pub(crate) trait Limiter {
     /// time after which to look again.
     fn redeem(&self, ticket: &Ticket, waker: &Waker) -> Result<(), Option<Duration>>;
 
+    /// Why a ticket that is not granted waits in vain, if that is known by now.
+    fn gives_up(&self, _: &Ticket) -> Option<Reason> {
+        None
+    }
+
     /// Takes a ticket back that was not redeemed. If it had been granted, the caller is admitted.
     fn leave(&self, ticket: Ticket) -> bool;
 
@@ -289,6 +294,10 @@ impl<L: Limiter> Claim<L> {
         };
         // Until it is decided, or there is nothing to do but wait.
         while let Err(look_again) = waiting {
+            if let Some(reason) = self.gives_up() {
+                self.stop_waiting(reason);
+                return Poll::Ready(());
+            }
             if self.poll_timer(cx, look_again).is_pending() {
                 return Poll::Pending;
             }
@@ -300,6 +309,13 @@ impl<L: Limiter> Claim<L> {
         self.state = State::Held;
         self.timer.clear();
         Poll::Ready(())
+    }
+
+    fn gives_up(&self) -> Option<Reason> {
+        match &self.state {
+            State::Waiting(ticket, _) => self.limiter.gives_up(ticket),
+            _ => None,
+        }
     }
 
     /// Ready when it is worth another look, or when the deadline has ended the wait.

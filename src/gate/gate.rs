@@ -276,6 +276,12 @@ impl<R: Room> Gate<R> {
         (word.in_flight(), !word.is_open())
     }
 
+    /// How many wait.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn waiting(&self) -> usize {
+        lock(&self.slow).room.waiting()
+    }
+
     /// Whether less than this share of the limit is in flight, and nobody waits.
     pub(crate) fn has_capacity(&self, share: f64) -> bool {
         let word = self.load();

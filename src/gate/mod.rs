@@ -43,7 +43,7 @@ pub(crate) mod claim;
 pub(crate) mod fair;
 mod fifo;
 pub(crate) mod fingerprint;
-mod foreign;
+pub(crate) mod foreign;
 #[allow(
     clippy::module_inception,
     reason = "the gate itself; this module is everything around it"
@@ -55,7 +55,7 @@ pub(crate) mod keyed_gates;
 #[cfg(all(test, backpressure_loom))]
 mod model;
 pub(crate) mod permit;
-mod queue;
+pub(crate) mod queue;
 pub(crate) mod response;
 mod room;
 pub(crate) mod tenants;

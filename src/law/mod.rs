@@ -3,6 +3,8 @@
 pub(crate) mod aimd;
 #[cfg(feature = "retry")]
 pub(crate) mod backoff;
+#[cfg(feature = "fleet")]
+pub(crate) mod block;
 pub(crate) mod breaker;
 pub(crate) mod codel;
 pub(crate) mod drain_rate;
@@ -12,6 +14,8 @@ pub(crate) mod fair_queue;
 pub(crate) mod fair_queues;
 pub(crate) mod gradient2;
 pub(crate) mod heap;
+#[cfg(feature = "fleet")]
+pub(crate) mod lease;
 pub(crate) mod levels;
 pub(crate) mod limit;
 pub(crate) mod netflix_vegas;

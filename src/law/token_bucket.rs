@@ -220,6 +220,30 @@ impl TokenBucket {
         self.spent = token.number;
     }
 
+    /// Takes `n` tokens if they are there now.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn take_all(&mut self, rate: &Refill, now: u64, n: u64) -> bool {
+        let spent = self.refill(rate).take(self.spent, now, n);
+        self.spent = spent.unwrap_or(self.spent);
+        spent.is_some()
+    }
+
+    /// Puts tokens back that were [all taken](Self::take_all).
+    #[cfg(feature = "fleet")]
+    pub(crate) fn put_back_all(&mut self, n: u64) {
+        self.spent = self.spent.saturating_sub(n);
+    }
+
+    /// How long until `n` tokens are there.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn wait_for(&self, rate: &Refill, now: u64, n: u64) -> u64 {
+        let refill = self.refill(rate);
+        match n <= refill.tokens(self.spent, now) {
+            true => 0,
+            false => refill.wait(self.spent, now, n),
+        }
+    }
+
     /// Puts a token back, if nobody has taken one behind it: to those it would make no difference, and
     /// whoever came next would pass at the same time as one of them.
     pub(crate) fn put_back(&mut self, token: Token) {

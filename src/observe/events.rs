@@ -137,6 +137,16 @@ pub(crate) fn all_anonymous(layer: &'static str, served: u64) {
     );
 }
 
+/// Whether the server of a fleet is away; and how long it was, when it is back.
+#[cfg(feature = "fleet")]
+pub(crate) fn fleet(away: bool, lasted: Duration) {
+    if away {
+        tracing::warn!("the fleet's server does not answer: limits fall back");
+    } else {
+        tracing::info!(?lasted, "the fleet's server answers: limits are shared");
+    }
+}
+
 /// What the inner service fails with, where it is answered and nobody else gets to see it.
 pub(crate) fn request_failed(error: &dyn std::error::Error) {
     tracing::error!(%error, "request failed");

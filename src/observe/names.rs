@@ -122,6 +122,17 @@ families! {
     TOKENS_PER_SECOND = Gauge "backpressure_tokens_per_second",
         "How many tokens come in a second.";
 
+    FLEET_FALLBACK = Gauge "backpressure_fleet_fallback",
+        "1 while the fleet's server does not answer and limits fall back, else 0.";
+    FLEET_MODE_CHANGES = Counter "backpressure_fleet_mode_changes_total",
+        "How often limits began to fall back, or to be shared again.";
+    FLEET_FALLBACK_SECONDS = Counter "backpressure_fleet_fallback_seconds_total",
+        "For how long limits fell back, in whole seconds.";
+    FLEET_CALLS = Counter "backpressure_fleet_calls_total" by "outcome",
+        "Calls to the fleet's server.";
+    FLEET_TOKENS_LOST = Counter "backpressure_fleet_tokens_lost_total",
+        "Tokens that were granted to this node, and that no request wanted in time.";
+
     SATURATION_LEVEL = Gauge "backpressure_saturation_level",
         "0 normal, 1 warning, 2 critical, 3 overflow.";
     SATURATION_RATIO = Gauge "backpressure_saturation_ratio",

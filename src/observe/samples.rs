@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::names::*;
-use crate::{Rate, Reason, Waits, concurrency_limit, priority};
+use crate::{Rate, Reason, Waits, concurrency_limit, keyed_rate_limit, priority, rate_limit};
 
 /// What one layer says.
 #[derive(Default)]
@@ -109,6 +109,40 @@ impl Samples {
         self.limit(permits.limit, permits.in_flight, permits.peak_in_flight);
         self.queue(permits.waiting, permits.oldest_wait);
         self.queue_wait(permits.waits);
+    }
+
+    pub(super) fn rate(&mut self, limit: &rate_limit::Snapshot) {
+        let rejected = limit.rejected;
+        self.requests(
+            limit.admitted,
+            [
+                (Reason::AtLimit, rejected.at_limit),
+                (Reason::QueueFull, rejected.queue_full),
+                (Reason::WaitTimeout, rejected.wait_timeout),
+            ],
+        );
+        self.tokens(limit.tokens, &limit.rate);
+        self.queue(limit.waiting, limit.oldest_wait);
+        self.queue_wait(limit.waits);
+    }
+
+    pub(super) fn keyed_rate(&mut self, limit: &keyed_rate_limit::Snapshot) {
+        let rejected = limit.rejected;
+        self.requests(
+            limit.admitted,
+            [
+                (Reason::Quota, rejected.quota),
+                (Reason::AtLimit, rejected.at_limit),
+                (Reason::QueueFull, rejected.queue_full),
+                (Reason::Deadline, rejected.deadline),
+                (Reason::WouldBeLate, rejected.would_be_late),
+            ],
+        );
+        self.level(&QUEUE_DEPTH, limit.waiting as f64);
+        self.queue_wait(limit.waits);
+        self.level(&TENANTS, limit.keys as f64);
+        self.level(&TENANTS_MAX, limit.max_keys as f64);
+        self.count(&TENANT_OVERFLOW, limit.overflowed);
     }
 
     pub(super) fn queue_wait(&mut self, waits: Waits) {

@@ -1,6 +1,8 @@
 //! What each layer says, by its handle.
 
 use super::{metrics::Observe, names::*, samples::Samples};
+#[cfg(feature = "fleet")]
+use crate::{Fleet, fleet};
 use crate::{
     Reason, adaptive_concurrency, channel, circuit_breaker, codel, concurrency_limit, edge,
     keyed_circuit_breaker, keyed_concurrency_limit, keyed_rate_limit, rate_limit, saturation,
@@ -31,6 +33,70 @@ impl Observe for saturation::Handle {}
 impl Observe for shadow::Handle {}
 impl Observe for submitted_at::Handle {}
 impl Observe for wfq::Handle {}
+
+#[cfg(feature = "fleet")]
+impl Observe for Fleet {}
+#[cfg(feature = "fleet")]
+impl Observe for fleet::concurrency_limit::Handle {}
+#[cfg(feature = "fleet")]
+impl Observe for fleet::keyed_rate_limit::Handle {}
+#[cfg(feature = "fleet")]
+impl Observe for fleet::rate_limit::Handle {}
+
+/// The way to the server, for all limits of a fleet.
+#[cfg(feature = "fleet")]
+impl Source for Fleet {
+    fn name(&self) -> &'static str {
+        "fleet"
+    }
+
+    fn collect(&self, samples: &mut Samples) {
+        let snapshot = self.snapshot();
+        let falls_back = snapshot.mode == fleet::Mode::Fallback;
+        samples.level(&FLEET_FALLBACK, falls_back.into());
+        samples.count(&FLEET_MODE_CHANGES, snapshot.mode_changes);
+        samples.count(&FLEET_FALLBACK_SECONDS, snapshot.fallback_time.as_secs());
+        samples.count_by(&FLEET_CALLS, "granted", snapshot.granted);
+        samples.count_by(&FLEET_CALLS, "refused", snapshot.refused);
+        samples.count_by(&FLEET_CALLS, "failed", snapshot.failed);
+    }
+}
+
+#[cfg(feature = "fleet")]
+impl Source for fleet::rate_limit::Handle {
+    fn name(&self) -> &'static str {
+        self.name()
+    }
+
+    fn collect(&self, samples: &mut Samples) {
+        samples.rate(&self.snapshot());
+        samples.count(&FLEET_TOKENS_LOST, self.tokens_lost());
+    }
+}
+
+#[cfg(feature = "fleet")]
+impl Source for fleet::keyed_rate_limit::Handle {
+    fn name(&self) -> &'static str {
+        self.name()
+    }
+
+    fn collect(&self, samples: &mut Samples) {
+        samples.keyed_rate(&self.snapshot());
+        samples.count(&FLEET_TOKENS_LOST, self.tokens_lost());
+    }
+}
+
+#[cfg(feature = "fleet")]
+impl Source for fleet::concurrency_limit::Handle {
+    fn name(&self) -> &'static str {
+        self.name()
+    }
+
+    fn collect(&self, samples: &mut Samples) {
+        samples.permits(&self.snapshot());
+        samples.level(&LIMIT_MAX, self.limit() as f64);
+    }
+}
 
 impl Source for concurrency_limit::Handle {
     fn name(&self) -> &'static str {
@@ -167,19 +233,7 @@ impl Source for rate_limit::Handle {
     }
 
     fn collect(&self, samples: &mut Samples) {
-        let snapshot = self.snapshot();
-        let rejected = snapshot.rejected;
-        samples.requests(
-            snapshot.admitted,
-            [
-                (Reason::AtLimit, rejected.at_limit),
-                (Reason::QueueFull, rejected.queue_full),
-                (Reason::WaitTimeout, rejected.wait_timeout),
-            ],
-        );
-        samples.tokens(snapshot.tokens, &snapshot.rate);
-        samples.queue(snapshot.waiting, snapshot.oldest_wait);
-        samples.queue_wait(snapshot.waits);
+        samples.rate(&self.snapshot());
     }
 }
 
@@ -189,26 +243,10 @@ impl Source for keyed_rate_limit::Handle {
     }
 
     fn collect(&self, samples: &mut Samples) {
-        let snapshot = self.snapshot();
-        let rejected = snapshot.rejected;
-        samples.requests(
-            snapshot.admitted,
-            [
-                (Reason::Quota, rejected.quota),
-                (Reason::AtLimit, rejected.at_limit),
-                (Reason::QueueFull, rejected.queue_full),
-                (Reason::Deadline, rejected.deadline),
-                (Reason::WouldBeLate, rejected.would_be_late),
-            ],
-        );
+        samples.keyed_rate(&self.snapshot());
         if let Some(global) = self.global().map(|global| global.snapshot()) {
             samples.tokens(global.tokens, &global.rate);
         }
-        samples.level(&QUEUE_DEPTH, snapshot.waiting as f64);
-        samples.queue_wait(snapshot.waits);
-        samples.level(&TENANTS, snapshot.keys as f64);
-        samples.level(&TENANTS_MAX, snapshot.max_keys as f64);
-        samples.count(&TENANT_OVERFLOW, snapshot.overflowed);
     }
 }
 

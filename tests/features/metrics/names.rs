@@ -54,6 +54,8 @@ fn all_layers() -> Metrics {
     metrics.watch(&edge().handle()).unwrap();
     let told_apart = edge().name("told_apart").priority(|_| Priority::Normal);
     metrics.watch(&told_apart.handle()).unwrap();
+    #[cfg(feature = "fleet")]
+    watch_a_fleet(&metrics);
     metrics.watch(&SubmittedAtLayer::new().handle()).unwrap();
     metrics.watch(&trial()).unwrap();
     #[cfg(feature = "retry")]
@@ -61,6 +63,23 @@ fn all_layers() -> Metrics {
         .watch(&tower_backpressure::RetryPolicy::default().handle())
         .unwrap();
     metrics
+}
+
+#[cfg(feature = "fleet")]
+fn watch_a_fleet(metrics: &Metrics) {
+    use tower_backpressure::{Fleet, fleet::Memory};
+    let (fleet, rate) = (Fleet::new(Memory::new(), 1), Rate::per_second(1));
+    let key = |key: &u32| Some(*key);
+    metrics.watch(&fleet).unwrap();
+    metrics
+        .watch(&fleet.rate_limit("orders", rate).handle())
+        .unwrap();
+    metrics
+        .watch(&fleet.keyed_rate_limit("quota", rate, key).handle())
+        .unwrap();
+    metrics
+        .watch(&fleet.concurrency_limit("upstream", 1).handle())
+        .unwrap();
 }
 
 /// One that would have refused something: it says for what reasons there were.
@@ -175,6 +194,9 @@ fn layers_export_the_names_that_there_are() {
     }
     if !cfg!(feature = "retry") {
         expected.retain(|name| !name.starts_with("backpressure_retr"));
+    }
+    if !cfg!(feature = "fleet") {
+        expected.retain(|name| !name.starts_with("backpressure_fleet"));
     }
     assert_eq!(exported, expected);
     for name in observe::names() {

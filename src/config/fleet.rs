@@ -1,0 +1,48 @@
+//! The config of a fleet.
+
+use std::time::Duration;
+
+use crate::{
+    ConfigError,
+    fleet::{self, Fallback},
+};
+
+/// What a [`Fleet`](crate::Fleet) holds to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FleetConfig {
+    /// About how many nodes there are. At least 1; it has to be given.
+    pub nodes: u32,
+    /// What all keys on the server begin with. Default: `backpressure`.
+    pub prefix: String,
+    /// How long a call may take. Default: 50 ms.
+    pub timeout: Duration,
+    /// What limits do while the server does not answer. Default: each node's own share.
+    pub fallback: Fallback,
+}
+
+impl FleetConfig {
+    /// With about so many nodes.
+    pub fn new(nodes: u32) -> Self {
+        Self {
+            nodes,
+            prefix: fleet::DEFAULT_PREFIX.to_owned(),
+            timeout: fleet::DEFAULT_TIMEOUT,
+            fallback: Fallback::default(),
+        }
+    }
+
+    /// Checks that every field is in its range.
+    ///
+    /// # Errors
+    /// The first field that does not, and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.nodes == 0 {
+            return Err(ConfigError::new("nodes", "at least 1"));
+        }
+        if self.timeout.is_zero() {
+            return Err(ConfigError::new("timeout", "more than 0"));
+        }
+        fleet::check_prefix(&self.prefix)
+    }
+}
