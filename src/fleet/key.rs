@@ -80,7 +80,7 @@ pub(super) fn of_client(prefix: &str, limit: &str, client: &[u8]) -> Box<[u8]> {
     let client = match client {
         [] => "#",
         _ if client.len() <= LONGEST && client.iter().all(plain) => {
-            str::from_utf8(client).unwrap_or("#") // they are ASCII
+            std::str::from_utf8(client).unwrap_or("#") // they are ASCII
         }
         _ => {
             hashed = format!("#{}", Sha1::from(client).digest());

@@ -210,7 +210,7 @@ fn a_single_answer_that_is_missing_changes_nothing_for_long() {
     world.take();
     assert!(world.ask().unwrap().granted);
     assert!(world.take());
-    assert!(50 * MS < HORIZON);
+    const { assert!(50 * MS < HORIZON) };
 }
 
 #[test]
