@@ -13,7 +13,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceBuilder;
 use tower_backpressure::{Fleet, OverloadResponseLayer, Rate, fleet::Memory};
 
-pub const RATE: u64 = 500;
+pub const RATE: u64 = 200;
+pub const BURST: u64 = 20;
 
 pub struct Nodes {
     addresses: [SocketAddr; 3],
@@ -23,7 +24,7 @@ pub struct Nodes {
 
 /// A server whose limit is the fleet's.
 async fn serve(listener: TcpListener, fleet: Fleet) -> Result<(), BoxError> {
-    let limit = fleet.rate_limit("orders", Rate::per_second(RATE).burst(50));
+    let limit = fleet.rate_limit("orders", Rate::per_second(RATE).burst(BURST));
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(
         ServiceBuilder::new()
             .layer(OverloadResponseLayer::new()) // 503, and when to come back

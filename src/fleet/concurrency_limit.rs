@@ -32,7 +32,7 @@
 //! before the pause still is, and others may have been given its place by then. That is the one way to exceed the
 //! limit, by at most what the paused node had in flight.
 //!
-//! When the block has ended without an answer the [`Fallback`](super::Fallback) decides: `Local` is the limit divided by the
+//! When the block has ended without an answer the [`Fallback`] decides: `Local` is the limit divided by the
 //! number of nodes, and at least one; with `Closed` requests wait until the server is back.
 //!
 //! # Errors

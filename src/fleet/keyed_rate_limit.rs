@@ -47,8 +47,8 @@
 //! share 32 limits at the common rate.
 //!
 //! # Errors
-//! As a [`KeyedRateLimitLayer`](crate::keyed_rate_limit): [`Reason::Quota`](crate::Reason::Quota), with the exact time after
-//! which the key has a token, and [`Reason::QueueFull`](crate::Reason::QueueFull).
+//! As a [`KeyedRateLimitLayer`](crate::keyed_rate_limit): [`Reason::Quota`], with the exact time after
+//! which the key has a token, and [`Reason::QueueFull`].
 //!
 //! # Cancellation
 //! A request that is dropped while it waits leaves the line, and its token is the next one's.

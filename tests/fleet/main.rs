@@ -1,4 +1,12 @@
 //! Limits that a fleet shares: against a real server, with nodes in processes of their own.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "how long something took, by the test's own clock"
+)]
+#![allow(
+    clippy::await_holding_lock,
+    reason = "each test has a thread and a runtime of its own"
+)]
 
 mod faults;
 mod keyed;

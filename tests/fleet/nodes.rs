@@ -55,10 +55,6 @@ pub(crate) struct NodeOutcome {
 }
 
 /// The time on all nodes alike. They do not look at it otherwise.
-#[allow(
-    clippy::disallowed_methods,
-    reason = "several processes have no other clock in common"
-)]
 fn since_1970() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

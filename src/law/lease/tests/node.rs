@@ -2,7 +2,7 @@
 
 use super::super::{
     Answer, grant,
-    node::{Fallback, HORIZON, LEASE, Law, Node, RETURN, TTL, Waiting},
+    node::{Fallback, LEASE, Law, Node, RETURN, TTL, Waiting},
 };
 use crate::Rate;
 
@@ -210,7 +210,6 @@ fn a_single_answer_that_is_missing_changes_nothing_for_long() {
     world.take();
     assert!(world.ask().unwrap().granted);
     assert!(world.take());
-    const { assert!(50 * MS < HORIZON) };
 }
 
 #[test]
