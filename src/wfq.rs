@@ -130,9 +130,10 @@ use crate::{
     clock::Now,
     gate::{
         aside::{self, LimiterId, hand_back, handover::Handover, shed, waited},
-        fair::{Came, Fair, Place, Turns, tenant_verbs},
+        fair::{Fair, Place, Turns, tenant_verbs},
         gate::Gate,
     },
+    law::{fair_queue::Lane, fair_queues::MAIN},
     sync::Arc,
 };
 
@@ -284,42 +285,40 @@ where
         let urgency = |now: &mut Now| {
             gate.urgency(extract.priority(&request), extract.deadline(&request), now)
         };
-        let known = gate.asks_urgency().then(|| urgency(&mut now));
-        let mut came = gate.come(extract.tenant(&request).as_deref(), cost, known, &mut now);
-        if let (&Came::Waits(arrival), None) = (&came, known) {
-            came = gate.wait(arrival.with(urgency(&mut now)));
-        }
-        let mut after = None;
-        if let Came::Begins(began) = came {
-            let mut running = Running::new(Arc::clone(gate), began.grant);
-            let id = LimiterId::of(gate);
-            let polling = waited::poll_for(id);
-            let (polled, _) = shed::poll(|cx| self.inner.poll_ready(cx));
-            drop(polling);
-            if let Poll::Ready(Ok(())) = polled {
-                running.send();
-                let _told = (began.waited.tell(id), aside::tell_time(&now));
-                let handover = Handover::<S::Error>::begin();
-                let future = self.inner.call(request);
-                return WfqResponseFuture::sent(future, running.into(), handover.end());
-            }
-            // Whatever it has reserved goes with it. A limiter of another crate may have given it a place in its
-            // queue: whoever kept that would be handed what is for the one whose turn it is.
-            self.inner = self.inner.clone();
-            if let Poll::Ready(Err(error)) = polled {
-                hand_back::give(request);
-                return WfqResponseFuture::failed(error.into());
-            }
-            let urgency = known.unwrap_or_else(|| urgency(&mut now));
-            let (waits, granted) = running.take_back(began.from, urgency);
-            came = waits;
-            after = Some(granted);
-        }
-        let place = match came {
-            Came::Waits(arrival) => Ok(Place::new(Arc::clone(gate), arrival)),
-            Came::Rejected(rejected) => Err(rejected),
-            Came::Begins(_) => unreachable!("it was just found to have to wait"),
+        let lane = match gate.asks_urgency() {
+            true => extract.priority(&request) as Lane,
+            false => MAIN,
         };
+        let came = gate.come(extract.tenant(&request).as_deref(), cost, lane, &mut now);
+        let mut after = None;
+        let place = match came {
+            Err(arrival) => gate.wait(arrival.with(urgency(&mut now))),
+            Ok(began) => {
+                let mut running = Running::new(Arc::clone(gate), began.grant);
+                let id = LimiterId::of(gate);
+                let polling = waited::poll_for(id);
+                let (polled, _) = shed::poll(|cx| self.inner.poll_ready(cx));
+                drop(polling);
+                if let Poll::Ready(Ok(())) = polled {
+                    running.send();
+                    let _told = (began.waited.tell(id), aside::tell_time(&now));
+                    let handover = Handover::<S::Error>::begin();
+                    let future = self.inner.call(request);
+                    return WfqResponseFuture::sent(future, running.into(), handover.end());
+                }
+                // Whatever it has reserved goes with it. A limiter of another crate may have given it a place in its
+                // queue: whoever kept that would be handed what is for the one whose turn it is.
+                self.inner = self.inner.clone();
+                if let Poll::Ready(Err(error)) = polled {
+                    hand_back::give(request);
+                    return WfqResponseFuture::failed(error.into());
+                }
+                let (place, granted) = running.take_back(began.from, urgency(&mut now));
+                after = Some(granted);
+                place
+            }
+        };
+        let place = place.map(|arrival| Place::new(Arc::clone(gate), arrival));
         if let Some(after) = after {
             after.run(gate);
         }

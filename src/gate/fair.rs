@@ -60,7 +60,7 @@ pub(crate) use self::{
     place::{Granted, Place},
     requests::Arrived,
     settings::{Snapshot, check_floor},
-    turns::{Begun, Came, From, Look, Turns},
+    turns::{Begun, From, Look, Turns},
     verbs::tenant_verbs,
     waiters::{After, Arrival, End, Fate, Serves, Urgency},
 };

@@ -12,12 +12,12 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tower_service::Service;
 
 use crate::{
-    BoxError,
+    BoxError, Overloaded,
     clock::Now,
     gate::{
         aside::{self, LimiterId, waited},
         fair::{
-            After, Begun, Came, End, Fair, From as CameFrom, Grant, Granted, Look, Place, Turns,
+            After, Arrival, Begun, End, Fair, From as CameFrom, Grant, Granted, Look, Place, Turns,
             Urgency,
         },
         gate::Gate,
@@ -197,7 +197,11 @@ impl Running {
     }
 
     /// It was not sent after all, and has to wait.
-    pub(super) fn take_back(mut self, from: CameFrom, urgency: Urgency) -> (Came, After) {
+    pub(super) fn take_back(
+        mut self,
+        from: CameFrom,
+        urgency: Urgency,
+    ) -> (Result<Arrival, Box<Overloaded>>, After) {
         let grant = self.0.take().expect("it has not ended");
         self.0.gate().take_back(grant, from, urgency)
     }

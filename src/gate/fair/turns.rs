@@ -36,7 +36,7 @@ use crate::{
         room::{Next, Room, Scene},
         waits::Waits,
     },
-    law::fair_queue::{Charge, Order, Ticket},
+    law::fair_queue::{Charge, Lane, Order, Ticket},
     sync::{MutexGuard, lock},
 };
 
@@ -140,14 +140,6 @@ impl Fair<Turns> {
     }
 }
 
-/// What a request that has come may do.
-pub(crate) enum Came {
-    /// Nobody is in its way: it may be sent, if the inner service is ready.
-    Begins(Began),
-    Waits(Arrival),
-    Rejected(Box<Overloaded>),
-}
-
 /// A request that nobody is in the way of.
 pub(crate) struct Began {
     pub(crate) grant: Grant,
@@ -226,23 +218,23 @@ impl Gate<Fair<Turns>> {
         Self::with(bounds, clock, 1, None, room)
     }
 
-    /// Whether requests are asked for their urgency when they come. Otherwise those are that have to wait.
+    /// Whether requests are asked for their priority when they come. Otherwise those are that have to wait.
     #[inline]
     pub(crate) fn asks_urgency(&self) -> bool {
-        self.published.asks_urgency() || !self.load().is_open()
+        self.published.asks_urgency()
     }
 
-    /// A request comes. Without its urgency it may begin, and else has to ask whether it may [wait](Self::wait).
+    /// A request comes, and begins if nobody is in its way: it may be sent, if the inner service is ready. Otherwise it has to
+    /// ask whether it may [wait](Self::wait).
     #[inline]
     pub(crate) fn come(
         &self,
         name: Option<&str>,
         cost: NonZeroU32,
-        urgency: Option<Urgency>,
+        lane: Lane,
         now: &mut Now,
-    ) -> Came {
+    ) -> Result<Began, Arrival> {
         let now = self.clock.nanos_at(now);
-        let Urgency { lane, deadline } = urgency.unwrap_or_default();
         let named = name.and_then(|name| Some((self.key(name)?, name)));
         let mut slow = lock(&self.slow);
         let mut weight = None;
@@ -256,20 +248,17 @@ impl Gate<Fair<Turns>> {
             cost,
             at: now,
             older: 0,
-            deadline,
+            deadline: None,
         };
         // A request that has the turn, and uses it, goes first.
         let alone = !room.has_next() && room.serves.unused(now) == room.serves.0.len();
         if !alone || !room.queue.may_run(arrival.tenant) {
-            return match urgency {
-                Some(_) => self.wait_under(&mut slow, arrival, now),
-                None => Came::Waits(arrival),
-            };
+            return Err(arrival);
         }
         // Others may wait that their tenant's own hold back.
         let (waited, virtual_time) = (room.waited(now, now), room.queue.virtual_time(lane));
         let is_counted = self.published.note_started(lane);
-        Came::Begins(Began {
+        Ok(Began {
             grant: room.start(arrival.who(), cost, now),
             waited,
             from: From {
@@ -282,7 +271,7 @@ impl Gate<Fair<Turns>> {
 
     /// A request cannot begin, whose urgency is known by now: it may wait, or is rejected, which is yet to be reported.
     #[cold]
-    pub(crate) fn wait(&self, arrival: Arrival) -> Came {
+    pub(crate) fn wait(&self, arrival: Arrival) -> Result<Arrival, Box<Overloaded>> {
         let now = arrival.at;
         self.wait_under(&mut lock(&self.slow), arrival, now)
     }
@@ -290,16 +279,26 @@ impl Gate<Fair<Turns>> {
     /// Where there is no place for a request, that is said at once. It is looked for again when the request is first
     /// polled: until then it is in nobody's way.
     #[inline(never)]
-    fn wait_under(&self, slow: &mut Slow<Fair<Turns>>, arrival: Arrival, now: u64) -> Came {
+    fn wait_under(
+        &self,
+        slow: &mut Slow<Fair<Turns>>,
+        arrival: Arrival,
+        now: u64,
+    ) -> Result<Arrival, Box<Overloaded>> {
         let places = self.places(slow, &arrival, now);
         match slow.room.may_wait(&arrival, places, now) {
-            Ok(_) => Came::Waits(arrival),
-            Err(rejection) => Came::Rejected(self.reject_new(slow, &arrival, rejection)),
+            Ok(_) => Ok(arrival),
+            Err(rejection) => Err(self.reject_new(slow, &arrival, rejection)),
         }
     }
 
-    /// The inner service is not ready for a request that [began](Came::Begins): it has to wait after all.
-    pub(crate) fn take_back(&self, grant: Grant, from: From, urgency: Urgency) -> (Came, After) {
+    /// The inner service is not ready for a request that [began](Self::come): it has to wait after all.
+    pub(crate) fn take_back(
+        &self,
+        grant: Grant,
+        from: From,
+        urgency: Urgency,
+    ) -> (Result<Arrival, Box<Overloaded>>, After) {
         let now = self.clock.nanos();
         let mut slow = lock(&self.slow);
         let room = &mut slow.room;

@@ -10,6 +10,7 @@ use crate::{
         claim::Limiter,
         model::{self, Parked},
     },
+    law::fair_queues::MAIN,
     sync::Arc,
 };
 
@@ -32,24 +33,21 @@ impl Stack {
     /// One whole request, as `Wfq` makes it, of a tenant, if it has a name. Says whether it was sent.
     fn request(&self, tenant: &str, gives_up: GivesUp) -> bool {
         let name = Some(tenant).filter(|name| !name.is_empty());
-        let mut came = (self.fair).come(
-            name,
-            NonZeroU32::MIN,
-            Some(Urgency::default()),
-            &mut Now::default(),
-        );
-        if let Came::Begins(began) = came {
-            if self.seat.try_admit(()) {
+        let came = (self.fair).come(name, NonZeroU32::MIN, MAIN, &mut Now::default());
+        let waits = match came {
+            Ok(began) if self.seat.try_admit(()) => {
                 self.run(began.grant);
                 return true;
             }
-            let (waits, after) = self
-                .fair
-                .take_back(began.grant, began.from, Urgency::default());
-            came = waits;
-            after.run(&self.fair);
-        }
-        let Came::Waits(arrival) = came else {
+            Ok(began) => {
+                let normal = Urgency::default();
+                let (waits, after) = self.fair.take_back(began.grant, began.from, normal);
+                after.run(&self.fair);
+                waits
+            }
+            Err(arrival) => self.fair.wait(arrival),
+        };
+        let Ok(arrival) = waits else {
             return false;
         };
         let (parked, waker) = Parked::new();
@@ -103,12 +101,8 @@ impl Stack {
         assert!(lock(&self.fair.slow).room.serves.0.is_empty());
         assert_eq!(self.fair.load_now(), (0, false), "nobody has the turn");
         assert_eq!(self.seat.snapshot().in_flight, 0);
-        let Came::Begins(began) = self.fair.come(
-            None,
-            NonZeroU32::MIN,
-            Some(Urgency::default()),
-            &mut Now::default(),
-        ) else {
+        let came = (self.fair).come(None, NonZeroU32::MIN, MAIN, &mut Now::default());
+        let Ok(began) = came else {
             panic!("nobody is in the way")
         };
         (self.fair).over(began.grant, End::NotSent, &mut Now::default());
