@@ -216,12 +216,6 @@ const ROWS: &[Row] = &[
         let handle = limit.handle();
         (0..n).for_each(|_| assert!(handle.try_acquire(1).is_ok()));
     }),
-    #[cfg(feature = "fleet")]
-    ("keyed rate limit", "tower-backpressure-fleet-direct", |n| {
-        let (_runtime, limit) = fleet::leased_by_key();
-        let handle = limit.handle();
-        (0..n).for_each(|_| assert!(handle.try_acquire(&1u64).is_ok()));
-    }),
     ("edge", "tower-backpressure", |n| {
         drive_http(&tower_backpressure::edge().layer(Answers), n);
     }),

@@ -32,20 +32,6 @@ use tower_backpressure::{
     saturation::{Probe as Queue, Work},
 };
 
-#[cfg(feature = "fleet")]
-mod fleet {
-    use tower_backpressure::{
-        Fleet, FleetRateLimitLayer, Rate,
-        fleet::{Fallback, Memory},
-    };
-
-    /// There is no runtime to call the server, so all pass.
-    pub(super) fn rate_limit() -> FleetRateLimitLayer {
-        let fleet = Fleet::new(Memory::new(), 1).fallback(Fallback::Open);
-        fleet.rate_limit("fleet", Rate::per_second(1_000_000_000))
-    }
-}
-
 /// What a layer makes of a second request while one is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Second {
@@ -117,11 +103,6 @@ macro_rules! contract {
             $contract::$test($layer, $second);
         }
     )* };
-}
-
-#[cfg(feature = "fleet")]
-contract! {
-    fleet_rate_limit: IsServed, fleet::rate_limit();
 }
 
 contract! {
