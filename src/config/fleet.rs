@@ -13,11 +13,11 @@ use crate::{
 pub struct FleetConfig {
     /// About how many nodes there are. At least 1; it has to be given.
     pub nodes: u32,
-    /// What all keys on the server begin with. `backpressure` unless set.
+    /// What all keys on the server begin with. Default: `backpressure`.
     pub prefix: String,
-    /// How long a call may take. 50 ms unless set.
+    /// How long a call may take. Default: 50 ms.
     pub timeout: Duration,
-    /// What limits do while the server does not answer. Each node's own share unless set.
+    /// What limits do while the server does not answer. Default: each node's own share.
     pub fallback: Fallback,
 }
 
@@ -32,7 +32,7 @@ impl FleetConfig {
         }
     }
 
-    /// Whether it makes sense.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
     /// The first field that does not, and what is allowed.

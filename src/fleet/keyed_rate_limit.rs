@@ -126,7 +126,7 @@ impl<K> FleetKeyedRateLimitLayer<K> {
         }
     }
 
-    /// At most so many keys are known on this node at once: 100 000 unless set.
+    /// At most so many keys are known on this node at once: by default 100 000.
     pub fn max_keys(self, max_keys: usize) -> Self {
         self.handle.set_max_keys(max_keys);
         self
@@ -138,7 +138,7 @@ impl<K> FleetKeyedRateLimitLayer<K> {
         self
     }
 
-    /// At most so many requests wait on this node, of all keys together: 1024 unless set.
+    /// At most so many requests wait on this node, of all keys together: by default 1024.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.handle.keys.common.bounds.set_max_waiting(max_waiting);
         self
@@ -445,7 +445,7 @@ impl Handle {
     /// Changes everything to what this config says, as the functions below do one at a time.
     ///
     /// # Errors
-    /// If it makes no sense, or has a global rate; nothing changes.
+    /// If a setting is not allowed, or has a global rate; nothing changes.
     pub fn apply(&self, config: &KeyedRateLimitConfig) -> Result<(), ConfigError> {
         check(config)?;
         let bounds = &self.keys.common.bounds;

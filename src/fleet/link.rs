@@ -74,7 +74,7 @@ pub struct Snapshot {
     pub failed: u64,
 }
 
-/// There is no answer. It makes no sense to ask again before this time.
+/// There is no answer. Asking again before this time is of no use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoAnswer {
     pub(super) until: u64,

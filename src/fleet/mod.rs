@@ -156,7 +156,7 @@ impl Fleet {
     /// As this config says, by this server.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn from_config(config: &FleetConfig, store: impl Store) -> Result<Self, ConfigError> {
         config.check()?;
         let fleet = Self::new(store, config.nodes);
@@ -164,7 +164,7 @@ impl Fleet {
         Ok(fleet.timeout(config.timeout).fallback(config.fallback))
     }
 
-    /// What all its keys on the server begin with; `backpressure` unless set. Services that share a server need different
+    /// What all its keys on the server begin with. Default: `backpressure`. Services that share a server need different
     /// ones, or they share limits of the same name.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Fleet {
         Self { timeout, ..self }
     }
 
-    /// What limits do while the server does not answer; [`Fallback::Local`] unless set.
+    /// What limits do while the server does not answer. Default: [`Fallback::Local`].
     pub fn fallback(self, fallback: Fallback) -> Self {
         Self { fallback, ..self }
     }
@@ -197,7 +197,7 @@ impl Fleet {
     /// The same as a config says.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn rate_limit_from(
         &self,
         name: &'static str,
@@ -226,7 +226,7 @@ impl Fleet {
     /// The same as a config says. There is no global rate: stack a [`rate_limit`](Self::rate_limit) for that.
     ///
     /// # Errors
-    /// If it makes no sense, or has a global rate.
+    /// If a setting is not allowed, or has a global rate.
     pub fn keyed_rate_limit_from<K>(
         &self,
         name: &'static str,
@@ -255,7 +255,7 @@ impl Fleet {
     /// The same as a config says.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If a setting is not allowed.
     pub fn concurrency_limit_from(
         &self,
         name: &'static str,

@@ -95,7 +95,7 @@ impl FleetRateLimitLayer {
         }
     }
 
-    /// At most so many callers wait on this node; the next one is refused. 1024 unless set.
+    /// At most so many callers wait on this node; the next one is refused. Default: 1024.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.handle.set_max_waiting(max_waiting);
         self
@@ -208,7 +208,7 @@ impl Handle {
     /// Changes everything to what this config says, as the functions below do one at a time.
     ///
     /// # Errors
-    /// If it makes no sense; nothing changes.
+    /// If a setting is not allowed; nothing changes.
     pub fn apply(&self, config: &RateLimitConfig) -> Result<(), ConfigError> {
         config.check()?;
         self.set_max_waiting(config.max_waiting);
