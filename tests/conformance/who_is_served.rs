@@ -23,12 +23,15 @@ struct Run<S> {
     handle: Handle,
 }
 
-fn behind<E>(seed: u64, server: Server, edge: Edge<E>) -> Run<impl Stack + use<E>>
+/// The edge is made on the simulated clock.
+fn behind<E, F>(seed: u64, server: Server, edge: F) -> Run<impl Stack + use<E, F>>
 where
     E: ExtractTenant<Request<Job>> + 'static,
+    F: FnOnce() -> Edge<E>,
 {
     let mut handle = None;
     let mut world = World::new(seed, server, || {
+        let edge = edge();
         handle = Some(edge.handle());
         edged(edge)
     });
@@ -56,7 +59,7 @@ impl<S: Stack> Run<S> {
 /// Most clients wait for 100 ms, and some for longer; service times are 10 ms in the middle.
 fn with_deadlines(seed: u64) -> Run<impl Stack> {
     let server = Server::new(20, 10 * MS, Spread::LogNormal(0.8));
-    let mut run = behind(seed, server, edge());
+    let mut run = behind(seed, server, edge);
     run.world.patiences = vec![(0.7, 100 * MS), (0.2, 300 * MS), (0.1, 2 * SEC)];
     run.world.tells_patience = true;
     run
@@ -130,7 +133,7 @@ fn the_most_important_are_served_and_no_capacity_is_lost() {
         for spread in [Spread::Exponential, Spread::Constant, Spread::Bimodal] {
             for seed in seeds() {
                 for (told_apart, levels) in [&LEVELS[..0], &LEVELS].into_iter().enumerate() {
-                    let mut run = behind(seed, Server::new(k, mean, spread), edge());
+                    let mut run = behind(seed, Server::new(k, mean, spread), edge);
                     run.world.priorities = levels.to_vec();
                     run.run(0.7, 20 * SEC);
                     let onsets = peaks(&mut run, 3, SEC, 5 * SEC);
@@ -163,7 +166,7 @@ fn the_most_important_are_served_and_no_capacity_is_lost() {
 #[test]
 fn equal_priorities_decide_nothing() {
     let server = Server::new(16, 50 * MS, Spread::Exponential);
-    let seen = |edge: Edge, priorities: &[(f64, Priority)]| {
+    let seen = |edge: fn() -> Edge, priorities: &[(f64, Priority)]| {
         let mut run = behind(7, server, edge);
         run.world.tenants = vec![3.0, 2.0, 1.0];
         run.world.priorities = priorities.to_vec();
@@ -172,18 +175,15 @@ fn equal_priorities_decide_nothing() {
         seen.by_priority = Default::default();
         seen
     };
-    let told_apart = || {
+    fn told_apart() -> Edge {
         let of = |head: Head<'_>| head.extensions.get().copied().unwrap_or_default();
         edge().priority(of)
-    };
+    }
     let equal = |priority| [(1.0, priority), (0.0, Priority::Normal)];
-    let normal = seen(edge(), &equal(Priority::Normal));
+    let normal = seen(edge, &equal(Priority::Normal));
     assert!(normal.refused > 0);
     for priority in [Priority::Background, Priority::Normal, Priority::Critical] {
-        assert!(
-            normal == seen(told_apart(), &equal(priority)),
-            "{priority:?}"
-        );
+        assert!(normal == seen(told_apart, &equal(priority)), "{priority:?}");
     }
 }
 
@@ -193,7 +193,7 @@ fn each_priority_gets_its_floor() {
     for (floor, least) in [(0.0, 0.0), (0.01, 0.007), (0.05, 0.04)] {
         let server = Server::new(20, 10 * MS, Spread::Exponential);
         let config = WfqConfig::default().priority_floor(floor);
-        let mut run = behind(3, server, edge().wfq(config));
+        let mut run = behind(3, server, || edge().wfq(config));
         run.world.priorities = LEVELS.to_vec();
         run.run(6.0, 5 * SEC);
         let over = run.run(6.0, 20 * SEC);
@@ -220,7 +220,7 @@ fn a_flood_of_tenants_that_matter_least_is_not_noticed_at_the_top() {
                 Priority::Background => Some(format!("{}", next.fetch_add(1, Relaxed) % 100_000)),
                 _ => Some("important".to_owned()),
             };
-            let mut run = behind(5, server, edge().tenant(tenant));
+            let mut run = behind(5, server, || edge().tenant(tenant));
             run.world.priorities = vec![(0.5, Priority::Critical), (flood, Priority::Background)];
             run.run(0.5 + flood, 5 * SEC);
             let seen = run.run(0.5 + flood, 20 * SEC);

@@ -168,16 +168,16 @@ impl Protection {
                 let wfq = WfqLayer::new(config, |job: &Job| Some(TENANTS[job.tenant]));
                 (ServiceBuilder::new().layer(wfq).layer(limit()), fixed)
             }),
-            Self::Edge => edged(seed, server, edge()),
+            Self::Edge => edged(seed, server, edge),
         }
     }
 }
 
-/// Puts this edge in front of a server.
-pub fn edged(seed: u64, server: Server, edge: Edge) -> Site {
+/// Puts an edge in front of a server. It is made on the simulated clock: otherwise runs would not repeat.
+pub fn edged(seed: u64, server: Server, edge: impl FnOnce() -> Edge) -> Site {
     Site::new(seed, server, || {
         // A hint that is not made up by chance, so that runs repeat; clients add theirs.
-        let edge = edge
+        let edge = edge()
             .codel(by_age())
             .response(OverloadResponseLayer::new().jitter(false));
         let handle = edge.handle();

@@ -96,16 +96,16 @@ impl Stack {
                 let layer = ConcurrencyLimitLayer::new(limit).max_wait(QUEUE);
                 (ServiceBuilder::new().layer(layer), move || Some(limit))
             }),
-            Self::Edge | Self::Deadlines => edged(seed, server, edge()),
+            Self::Edge | Self::Deadlines => edged(seed, server, edge),
             Self::Priorities(floor) => {
                 let of = |head: Head<'_>| {
                     let job = head.extensions.get::<Job>();
                     job.map_or(Priority::Normal, |job| job.priority)
                 };
                 let floor = WfqConfig::default().priority_floor(floor);
-                edged(seed, server, edge().wfq(floor).priority(of))
+                edged(seed, server, || edge().wfq(floor).priority(of))
             }
-            Self::InOrder => edged(seed, server, edge().newest_first(false)),
+            Self::InOrder => edged(seed, server, || edge().newest_first(false)),
         }
     }
 }
