@@ -92,7 +92,7 @@ pub(crate) struct Fair<S = Ages> {
     tenants: Tenants,
     fingerprints: Fingerprints,
     serves: S,
-    lanes: Lanes,
+    lanes: Box<Lanes>,
     turnover: Turnover,
     least_service: LeastService,
     max_waiting_per_tenant: usize,

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::{
-    Ages, Busy, Fair, Lanes, LeastService, PrioritySnapshot, Slab, Turnover, Wakes,
+    Ages, Busy, Fair, LeastService, PrioritySnapshot, Slab, Turnover, Wakes,
     waiters::{After, Serves},
 };
 use crate::{
@@ -264,7 +264,7 @@ impl<S> Fair<S> {
             tenants,
             fingerprints,
             serves,
-            lanes: Lanes::default(),
+            lanes: Box::default(),
             turnover: Turnover::default(),
             least_service: LeastService::default(),
             max_waiting_per_tenant: config.max_waiting_per_tenant.unwrap_or(usize::MAX),
