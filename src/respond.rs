@@ -291,7 +291,7 @@ impl OverloadResponseLayer {
     }
 
     /// For which reasons HTTP clients get 429 (Too Many Requests) instead of 503 (Service Unavailable).
-    /// Unless set, only for [`Reason::Quota`].
+    /// The default is only for [`Reason::Quota`].
     ///
     /// ```
     /// use tower_backpressure::OverloadResponseLayer;
@@ -343,7 +343,7 @@ impl OverloadResponseLayer {
         self.set(|settings| settings.respond = Some(Arc::new(respond)))
     }
 
-    /// Answers errors that are no refusals, whatever the protocol. Unless set, they are logged and
+    /// Answers errors that are no refusals, whatever the protocol. By default they are logged and
     /// answered as the protocol has it.
     pub fn on_error<F>(self, on_error: F) -> Self
     where

@@ -72,7 +72,7 @@ impl DeadlineLayer {
         self.set(|settings| settings.headers.push((name, unit)))
     }
 
-    /// How long clients wait that do not say. Unless set, as long as the [maximum](Self::max_timeout); without that, for ever.
+    /// How long clients wait that do not say. By default as long as the [maximum](Self::max_timeout), or for ever if there is none.
     pub fn default_timeout(self, timeout: Duration) -> Self {
         self.set(|settings| settings.default_timeout = Some(timeout))
     }

@@ -101,8 +101,8 @@ impl FleetRateLimitLayer {
         self
     }
 
-    /// Nobody waits longer than this, be it for the server or for a token; who would have to is refused at once. No bound
-    /// unless set.
+    /// No request waits longer than this, be it for the server or for a token; one that would have to is rejected at once. By
+    /// default there is no bound.
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.handle.set_max_wait(Some(max_wait));
         self

@@ -106,7 +106,7 @@ impl Rules {
         self
     }
 
-    /// Retries are as important as first tries. Unless set, they are one step less important, so that clients that try again
+    /// Retries are as important as first tries. By default they are one step less important, so that clients that try again
     /// do not keep others from being served for the first time.
     ///
     /// A retry is a request with `grpc-previous-rpc-attempts` of at least 1, or with `x-envoy-attempt-count` or the `attempt` of
