@@ -13,7 +13,7 @@
 //! # Full queues
 //! A newcomer [displaces](FairQueues::makes_room) the least important waiter, if that matters less than the newcomer: of the
 //! tenant that has the most waiting for its weight in that lane, the one that would be served last. Where there is a floor,
-//! the last waiter of a lane stays if any other can make room: the floor of that lane is for it. Among equals, the rule is
+//! the last waiter of a lane is kept if another waiter can make room: otherwise nobody would be there to get the floor. Among equals, the rule is
 //! that of the [fair queue](FairQueue::makes_room).
 //!
 //! # The data

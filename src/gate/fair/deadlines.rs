@@ -1,8 +1,8 @@
 //! Requests that nobody waits for any more, or will not by the time that they are done.
 //!
 //! A request that has a deadline is rejected:
-//! - when it comes, if the queue ahead of it would make it miss the deadline, in the order of arrival. Where the newest is
-//!   first, nothing is ahead of it;
+//! - when it comes, if those ahead of it would make it miss the deadline. Where the newest is served first, nobody is ahead of
+//!   it;
 //! - by a timer, when its deadline has passed while it waited;
 //! - at its turn, if less time is left than requests commonly take. It is never called.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::{Busy, Fair, Rejection, Serves, waiters::Arrival};
 use crate::{
-    Overloaded, Reason,
+    Overloaded,
     gate::gate::Gate,
     law::{
         drain_rate::DrainRate,
@@ -79,8 +79,8 @@ impl LeastService {
         }
     }
 
-    /// It rises by a 64th with a request that took longer, and sinks by fifteen 64ths with one that did not: so it stays where
-    /// one of sixteen does not.
+    /// The estimate rises by a 64th with each request that took longer, and sinks by fifteen 64ths with each that took less. So it
+    /// settles where one request of sixteen takes less.
     #[inline]
     pub(super) fn note(&mut self, took: u64, now: u64) {
         let least = self.at(now);
@@ -169,10 +169,6 @@ impl Rejection {
             true => Self::EXPIRED,
             false => Self::TIMED_OUT,
         }
-    }
-
-    pub(super) fn is_for_deadline(self) -> bool {
-        matches!(self.reason, Reason::Deadline | Reason::WouldBeLate)
     }
 }
 

@@ -10,7 +10,7 @@ use std::{mem, num::NonZeroU32, task::Waker, time::Duration};
 
 use super::{Fair, FoundPlace, Grant, Quiet, Rejection, Seat, State};
 use crate::{
-    BoxError, Deadline, Overloaded, Priority,
+    BoxError, Deadline, Overloaded, Priority, Reason,
     clock::Now,
     gate::{
         bounds::nanos,
@@ -340,7 +340,7 @@ impl<S: Serves> Gate<Fair<S>> {
         };
         self.cancel(&mut slow, arrival, &ticket, now);
         let rejection = Rejection::timed_out(arrival, now);
-        if rejection.is_for_deadline() {
+        if rejection.reason == Reason::Deadline {
             let waited = now.saturating_sub(arrival.at);
             slow.room.note_late(arrival.who(), waited);
         }
